@@ -1,0 +1,53 @@
+# setup: environment and default model · demo: both services, one prompt · test: everything · check: format, lint, types
+SHELL := /bin/bash
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+PROMPT ?= Tell me in two sentences why the sky is blue.
+BIN := .venv/bin
+
+.PHONY: setup dev demo test check format protos clean
+
+setup: .venv/.installed .venv/.model
+
+.venv/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Baton needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv/.model: .venv/.installed
+	$(BIN)/baton model import smollm2-135m-instruct
+	@touch $@
+
+dev: setup .venv/.dev
+
+.venv/.dev: .venv/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: setup
+	@PROMPT=$$(printf '%s' "$$PROMPT") $(BIN)/python -m cli.demo
+
+test: dev
+	$(BIN)/python -m pytest
+
+check: .venv/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/deptry .
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+	$(BIN)/python protos/generate.py --check
+
+format:
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/buf format --write
+
+protos: .venv/.dev
+	$(BIN)/python protos/generate.py
+
+clean:
+	rm -rf .venv build *.egg-info
