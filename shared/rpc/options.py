@@ -1,0 +1,51 @@
+"""gRPC channel and server options, with the reason for each number.
+
+Keepalive: a dead peer is noticed within 5 s + 4 s. The server's option that permits pings on a connection
+without data is `grpc.http2.min_ping_interval_without_data_ms`.
+"""
+
+ChannelOptions = list[tuple[str, int | str]]
+
+MAX_REQUEST_BYTES = 64 << 20
+"""Largest request: a full context of embeddings (8,192 × 2,048 float32)."""
+
+MAX_RESPONSE_BYTES = 8 << 20
+"""Largest response: KV goes in 1 MiB messages; log-probabilities of a long prompt need a few."""
+
+MAX_CONCURRENT_STREAMS = 1024
+"""Streams a connection: more than the queue and the running rows of a service together by default."""
+
+
+def channel_options() -> ChannelOptions:
+    """Options of a channel to another service."""
+    return [
+        ("grpc.keepalive_time_ms", 5_000),
+        ("grpc.keepalive_timeout_ms", 4_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+        ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
+        # Two replicas on one host must not share a connection that one of them owns.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def server_options() -> ChannelOptions:
+    """Options of a service's server."""
+    return [
+        ("grpc.keepalive_time_ms", 5_000),
+        ("grpc.keepalive_timeout_ms", 4_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+        ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+        ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
+        # A port that another process listens on is an error, not a silent half of the connections.
+        ("grpc.so_reuseport", 0),
+    ]
