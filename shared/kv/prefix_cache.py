@@ -1,0 +1,85 @@
+"""Finds blocks whose KV is already computed, by chained hashes of the tokens they hold. Pure accounting."""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+from shared.kv.allocator import BlockAccountingError, BlockAllocator
+
+
+def block_hashes(token_ids: Sequence[int], block_size: int, cache_salt: str = "") -> list[bytes]:
+    """Hash of each full block of a prompt: SHA-256 over the hash of the block before it and its own token ids.
+
+    So equal hashes mean equal tokens from the prompt's start, which is what KV depends on. SHA-256, because a
+    collision that a caller could construct would hand it another caller's KV.
+
+    Args:
+        token_ids: the prompt, each id in [0, 2**32).
+        block_size: tokens a block; tokens after the last full block are ignored.
+        cache_salt: stands before the first block, so that prompts of different salts share nothing.
+    """
+    parent = hashlib.sha256(cache_salt.encode()).digest()
+    hashes = []
+    for end in range(block_size, len(token_ids) + 1, block_size):
+        parent = hashlib.sha256(parent + array("I", token_ids[end - block_size : end]).tobytes()).digest()
+        hashes.append(parent)
+    return hashes
+
+
+class PrefixCache:
+    """Maps hashes of full blocks to blocks of one allocator.
+
+    Holds no references: an entry lives until the allocator evicts its block, which it does only when nobody refers to
+    it and the space is needed, least recently used first.
+    """
+
+    def __init__(self, allocator: BlockAllocator, block_size: int) -> None:
+        self._allocator = allocator
+        self._block_size = block_size
+        self._block_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+        allocator.on_evict(self._forget)
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def block_hashes(self, token_ids: Sequence[int], cache_salt: str = "") -> list[bytes]:
+        """`block_hashes` with this cache's block size."""
+        return block_hashes(token_ids, self._block_size, cache_salt)
+
+    def match(self, hashes: Sequence[bytes]) -> list[int]:
+        """Blocks of the longest cached prefix, each with a reference for the caller, who releases it.
+
+        A caller that must compute at least one token gives the hashes of the tokens before it only.
+        """
+        block_ids = []
+        for block_hash in hashes:
+            block_id = self._block_of.get(block_hash)
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+        self._allocator.retain(block_ids)
+        return block_ids
+
+    def insert(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """Make full, computed blocks findable. Where a hash has a block already, that one stays.
+
+        Args:
+            hashes: of the blocks' content, from `block_hashes`.
+            block_ids: parallel to `hashes`; the caller holds references on them.
+
+        Raises:
+            BlockAccountingError: a block is not in use, or stands in the cache with another content.
+            ValueError: the two are not parallel.
+        """
+        for block_hash, block_id in zip(hashes, block_ids, strict=True):
+            if block_hash in self._block_of:
+                continue
+            if block_id in self._hash_of:
+                raise BlockAccountingError(f"block {block_id} is cached with another content")
+            self._allocator.keep(block_id)
+            self._block_of[block_hash] = block_id
+            self._hash_of[block_id] = block_hash
+
+    def _forget(self, block_id: int) -> None:
+        del self._block_of[self._hash_of.pop(block_id)]
