@@ -1,0 +1,1 @@
+"""Choosing tokens: validated parameters, counter-based random numbers, and the sampler."""
