@@ -1,0 +1,241 @@
+"""The client for threads: every call blocks until its answer, or its next event, is there."""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar, Unpack
+
+import grpc
+
+from baton.v1 import generation_pb2 as pb
+from baton.v1.generation_pb2_grpc import GenerationServiceStub
+from baton_client import convert, health, values
+from baton_client.errors import DeadlineExceeded, error_from_rpc
+from baton_client.targets import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Attempts, channel_options, parse_targets
+
+_Item = TypeVar("_Item")
+_Response = TypeVar("_Response")
+
+
+class _RunningCall(Protocol):
+    """What gRPC returns for a server stream."""
+
+    def __next__(self) -> pb.StreamGenerateResponse: ...
+
+    def cancel(self) -> bool: ...
+
+
+class CompletionStream(Generic[_Item]):
+    """Events of one completion as they arrive.
+
+    The call starts when the first event is asked for. Leaving early ends it on the server too: by `close`, by the end
+    of a `with` block, or by dropping the stream.
+
+    Raises (from iteration):
+        BatonClientError: the call failed; `DeadlineExceeded`, `Unavailable` and so on by its status.
+    """
+
+    def __init__(
+        self,
+        stubs: dict[str, GenerationServiceStub],
+        request: pb.StreamGenerateRequest,
+        attempts: Attempts,
+        decode: Callable[[pb.StreamGenerateResponse], _Item | None],
+    ) -> None:
+        self._stubs = stubs
+        self._request = request
+        self._attempts = attempts
+        self._decode = decode
+        self._call: _RunningCall | None = None
+        self._has_started = False
+        self._is_closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> _Item:
+        while (message := self._next_message()) is not None:
+            if (item := self._decode(message)) is not None:
+                return item
+        self.close()
+        raise StopIteration
+
+    def _next_message(self) -> pb.StreamGenerateResponse | None:
+        """The next message, from the next target if one is unavailable before the first; None at the end."""
+        while not self._is_closed:
+            if self._call is None:
+                stub = self._stubs[self._attempts.target]
+                self._call = stub.StreamGenerate(self._request, timeout=self._attempts.remaining)
+            try:
+                message = next(self._call, None)
+            except grpc.RpcError as error:
+                self._recover(error)
+            else:
+                self._has_started = True
+                return message
+        return None
+
+    def _recover(self, error: grpc.RpcError) -> None:
+        """Prepares another attempt, or raises."""
+        if self._is_closed:
+            return
+        failure = error_from_rpc(error)
+        self._call = None
+        if self._has_started:
+            raise failure from error
+        time.sleep(self._attempts.next_delay(failure))
+
+    def close(self) -> None:
+        """Cancels the call if it still runs; iteration ends."""
+        self._is_closed = True
+        if self._call is not None:
+            self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class BatonClient:
+    """Calls the decode services at `targets`.
+
+        with BatonClient("localhost:50051") as client:
+            for event in client.stream("The capital of France is", temperature=0, max_tokens=16):
+                if isinstance(event, Delta):
+                    print(event.text, end="", flush=True)
+
+    Calls go round-robin over the targets, each over a channel that is kept open. A call that finds its target
+    unavailable before anything was streamed goes on to the next target, each once at most. It may be used from several
+    threads.
+
+    Args:
+        targets: "host:port", several of them joined by commas, or a sequence.
+        timeout: seconds that a call may take, unless the call says otherwise. Every call has a deadline.
+        credentials: for TLS; None connects in plain text.
+
+    Raises (from every call):
+        BatonClientError: the call failed; its subclasses tell the statuses apart.
+        InvalidArgument: also before anything is sent, where a value does not fit its field.
+    """
+
+    def __init__(
+        self,
+        targets: str | Sequence[str] = DEFAULT_TARGET,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._targets = parse_targets(targets)
+        self._timeout = timeout
+        self._channels = {target: _open_channel(target, credentials) for target in self._targets}
+        self._stubs = {target: GenerationServiceStub(channel) for target, channel in self._channels.items()}
+        self._turns = itertools.count()
+
+    def generate(
+        self, prompt: values.Prompt, *, timeout: float | None = None, **options: Unpack[values.Options]
+    ) -> values.GenerateResult:
+        """The whole completion of `prompt` in one answer; `timeout` in seconds."""
+        request = convert.fill_request(pb.GenerateRequest(), prompt, options)
+        return convert.result_from_message(
+            self._call(lambda stub, seconds: stub.Generate(request, timeout=seconds), timeout)
+        )
+
+    def stream(
+        self, prompt: values.Prompt, *, timeout: float | None = None, **options: Unpack[values.Options]
+    ) -> CompletionStream[values.Event]:
+        """The completion of `prompt` as it is generated: `Started`, `Delta`s, a `Finished` for each index, `Usage`."""
+        request = convert.fill_request(pb.StreamGenerateRequest(), prompt, options)
+        return CompletionStream(self._stubs, request, self._attempts(timeout), convert.event_from_message)
+
+    def stream_messages(
+        self, prompt: values.Prompt, *, timeout: float | None = None, **options: Unpack[values.Options]
+    ) -> CompletionStream[pb.StreamGenerateResponse]:
+        """As `stream`, but the protobuf messages themselves."""
+        request = convert.fill_request(pb.StreamGenerateRequest(), prompt, options)
+        return CompletionStream(self._stubs, request, self._attempts(timeout), lambda message: message)
+
+    def tokenize(
+        self, prompt: str | Sequence[values.ChatMessage], *, model: str = "", timeout: float | None = None
+    ) -> list[int]:
+        """The token ids of a text, or of a chat rendered with the model's template."""
+        request = convert.fill_prompt(pb.TokenizeRequest(model=model), prompt)
+        response = self._call(lambda stub, seconds: stub.Tokenize(request, timeout=seconds), timeout)
+        return list(response.token_ids)
+
+    def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str = "",
+        skip_special_tokens: bool | None = None,
+        timeout: float | None = None,
+    ) -> str:
+        """The text of token ids; the server leaves special tokens out unless told otherwise."""
+        request = convert.detokenize_request(token_ids, model, skip_special_tokens)
+        return self._call(lambda stub, seconds: stub.Detokenize(request, timeout=seconds), timeout).text
+
+    def get_model(self, model: str = "", *, timeout: float | None = None) -> values.ModelInfo:
+        """What is served, and its limits."""
+        request = pb.GetModelRequest(model=model)
+        return convert.model_from_message(
+            self._call(lambda stub, seconds: stub.GetModel(request, timeout=seconds), timeout)
+        )
+
+    def is_ready(self, *, timeout: float = health.CHECK_TIMEOUT_S) -> bool:
+        """Whether at least one target is ready for requests; `timeout` in seconds a target."""
+        channels = self._channels.values()
+        return any(health.check(channel, health.GENERATION_SERVICE, timeout) for channel in channels)
+
+    def wait_until_ready(self, timeout: float) -> None:
+        """Returns when at least one target is ready.
+
+        Raises:
+            DeadlineExceeded: none was within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.is_ready(timeout=max(0.0, min(health.CHECK_TIMEOUT_S, deadline - time.monotonic()))):
+            if time.monotonic() + health.POLL_INTERVAL_S >= deadline:
+                raise DeadlineExceeded(
+                    f"none of {', '.join(self._targets)} was ready within {timeout:g} s",
+                    status=grpc.StatusCode.DEADLINE_EXCEEDED,
+                )
+            time.sleep(health.POLL_INTERVAL_S)
+
+    def close(self) -> None:
+        """Closes the channels; calls that still run are cancelled."""
+        for channel in self._channels.values():
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _attempts(self, timeout: float | None) -> Attempts:
+        return Attempts(self._targets, next(self._turns), self._timeout if timeout is None else timeout)
+
+    def _call(self, call: Callable[[GenerationServiceStub, float], _Response], timeout: float | None) -> _Response:
+        attempts = self._attempts(timeout)
+        while True:
+            try:
+                return call(self._stubs[attempts.target], attempts.remaining)
+            except grpc.RpcError as error:
+                delay = attempts.next_delay(error_from_rpc(error))
+            time.sleep(delay)
+
+
+def _open_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+    if credentials is None:
+        return grpc.insecure_channel(target, channel_options(target))
+    return grpc.secure_channel(target, credentials, channel_options(target))

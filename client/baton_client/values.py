@@ -1,0 +1,288 @@
+"""What the client takes and gives: frozen values that know nothing of protobuf or gRPC.
+
+An option that is None is left out of the message, so that the server's default holds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias, TypedDict
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a chat; `role` is "system", "user", "assistant" or "tool"."""
+
+    role: str
+    content: str
+
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
+"""Text, token ids, or the messages of a chat (rendered with the model's own template)."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """The output is JSON that this schema (itself JSON text) accepts."""
+
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """The output matches this pattern."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The output is a sentence of this grammar."""
+
+    grammar: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The output is one of these."""
+
+    values: tuple[str, ...]
+
+
+Constraint: TypeAlias = JsonSchema | Regex | Grammar | Choices
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Attributes:
+        temperature: 0 is greedy; the server's default is 1.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches this; in (0, 1].
+        min_p: drop tokens less likely than this share of the most likely one; in [0, 1].
+        repetition_penalty: divides the logits of tokens seen before; 1 is off.
+        frequency_penalty: subtracted from a token's logit for each time it was generated; 0 is off.
+        presence_penalty: subtracted once from the logit of each generated token; 0 is off.
+        logit_bias: token id → what is added to its logit.
+        seed: the draw at output position i depends on (seed, index, i) alone.
+        n: completions of one prompt.
+        constraint: what the output has to be.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    constraint: Constraint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When generation ends.
+
+    Attributes:
+        max_tokens: most tokens to generate.
+        min_tokens: end of sequence and stops are held off until so many tokens are generated.
+        stop: generation ends where one of these appears in the text.
+        stop_token_ids: generation ends at one of these tokens.
+        ignore_eos: go on after the model's end-of-sequence token.
+        include_stop: leave the matched stop in the text.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What is sent back beside the text.
+
+    Attributes:
+        logprobs: log-probabilities of the generated tokens, with this many alternatives.
+        prompt_logprobs: the same for the tokens of the prompt.
+        token_ids: the ids of the generated tokens.
+        skip_special_tokens: whether special tokens are left out of the text; the server's default is True.
+    """
+
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    token_ids: bool = False
+    skip_special_tokens: bool | None = None
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `generate` and `stream`.
+
+    The fields of `Sampling`, `Stopping` and `Output` can be given by name, alone or to change one field of the value
+    that is given whole: `stream(prompt, sampling=creative, seed=7)`.
+    """
+
+    request_id: str
+    model: str
+    priority: int
+    cache_salt: str
+    sampling: Sampling
+    stopping: Stopping
+    output: Output
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    n: int | None
+    constraint: Constraint | None
+
+    max_tokens: int | None
+    min_tokens: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    include_stop: bool
+
+    logprobs: int | None
+    prompt_logprobs: int | None
+    token_ids: bool
+    skip_special_tokens: bool | None
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended; UNKNOWN is a reason that this client is too old for."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token's natural log-probability; rank 1 is the most likely token."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log-probability of a position's token, and of its most likely alternatives."""
+
+    token: TokenLogprob
+    alternatives: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the server spent a request's time, in seconds.
+
+    Attributes:
+        queue: arrival to admission.
+        prefill: admission to the first token's arrival at the decode service.
+        kv_transfer: fetching KV, some of it while prefill computed.
+        first_token: arrival to the first token's leaving for the client.
+        total: arrival to the last token.
+    """
+
+    queue: float
+    prefill: float
+    kv_transfer: float
+    first_token: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First event of a stream: the request was admitted."""
+
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More of completion `index`; `text` may be empty while a character or a possible stop is unfinished."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Completion `index` has ended; `matched_stop` is the stop token's id or the stop string, if one was the cause."""
+
+    index: int
+    finish_reason: FinishReason
+    matched_stop: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Last event of a stream: what the request used."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    timings: Timings
+
+
+Event: TypeAlias = Started | Delta | Finished | Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One whole completion."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason
+    matched_stop: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateResult:
+    """Answer of `generate`: `completions` by index (one, unless `n` was more)."""
+
+    request_id: str
+    completions: tuple[Completion, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...]
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """Text of the first completion."""
+        return self.completions[0].text
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is served, and its limits; `max_model_len` is the most tokens of a prompt and its completion together."""
+
+    model: str
+    fingerprint: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    dtype: str
