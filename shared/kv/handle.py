@@ -25,7 +25,7 @@ class LocalLocation:
     """Both services live in one process; the pool is found by the handle's epoch."""
 
 
-KvLocation = ShmLocation | GrpcLocation | LocalLocation
+Location = ShmLocation | GrpcLocation | LocalLocation
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class KvHandle:
     block_generations: tuple[int, ...]
     """Generation of each block when it was exported."""
     layout: KvLayout
-    location: KvLocation
+    location: Location
     checksum: int | None = None
     """CRC-32 of the blocks' bytes in order; None where nothing can alter them on the way."""
 

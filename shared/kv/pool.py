@@ -3,10 +3,11 @@
 import mmap
 import os
 import secrets
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 
@@ -24,20 +25,7 @@ from shared.kv.segment import (
     sweep_stale_segments,
 )
 
-__all__ = ["BlockSource", "KvPool", "MappedPool", "ShmSegment", "sweep_stale_segments"]
-
-
-class BlockSource(Protocol):
-    """Where blocks are copied from: this process's pool, or another's mapped."""
-
-    layout: KvLayout
-    num_blocks: int
-    epoch: str
-    generations: "memoryview[int]"
-
-    def block_view(self, block_id: int) -> memoryview:
-        """The bytes of one block, in place."""
-        ...
+__all__ = ["KvPool", "MappedPool", "ShmSegment", "sweep_stale_segments"]
 
 
 class _Blocks:
@@ -55,25 +43,45 @@ class _Blocks:
             self.generations: memoryview[int] = generations.cast("q")
             self._data = view[self._arrangement.data_offset :]
 
+    def check_ids(self, block_ids: Sequence[int]) -> None:
+        """Check that all blocks are in the pool.
+
+        Raises:
+            HandleError: one is not (HANDLE_OUT_OF_RANGE; metadata: block_id, num_blocks).
+        """
+        for block_id in block_ids:
+            if not 0 <= block_id < self.num_blocks:
+                raise HandleError(
+                    f"block {block_id} is not one of the {self.num_blocks} of epoch {self.epoch}",
+                    Reason.HANDLE_OUT_OF_RANGE,
+                    {"block_id": block_id, "num_blocks": self.num_blocks},
+                )
+
     def block_view(self, block_id: int) -> memoryview:
         """The bytes of one block, in place.
 
         Raises:
-            HandleError: there is no such block (HANDLE_OUT_OF_RANGE).
+            HandleError: there is no such block.
             KvTransferError: the pool is closed.
         """
-        if not 0 <= block_id < self.num_blocks:
-            raise HandleError(
-                f"block {block_id} is not in the pool's {self.num_blocks} blocks",
-                Reason.HANDLE_OUT_OF_RANGE,
-                {"block_id": block_id, "num_blocks": self.num_blocks},
-            )
+        self.check_ids((block_id,))
         try:
             return self._data[block_id * self._block_bytes : (block_id + 1) * self._block_bytes]
         except ValueError as error:  # the view is released
-            raise KvTransferError(
-                f"the pool of epoch {self.epoch} is closed", metadata={"epoch": self.epoch}
-            ) from error
+            raise self._closed() from error
+
+    def generation(self, block_id: int) -> int:
+        """How often a block was allocated until now.
+
+        Raises:
+            HandleError: there is no such block.
+            KvTransferError: the pool is closed.
+        """
+        self.check_ids((block_id,))
+        try:
+            return self.generations[block_id]
+        except ValueError as error:  # the view is released
+            raise self._closed() from error
 
     def close(self) -> None:
         """Give the memory back; repeating it does nothing.
@@ -84,6 +92,9 @@ class _Blocks:
         self._data.release()
         with suppress(BufferError):
             self._memory.close()
+
+    def _closed(self) -> KvTransferError:
+        return KvTransferError(f"the pool of epoch {self.epoch} is closed", metadata={"epoch": self.epoch})
 
     def __enter__(self) -> Self:
         return self

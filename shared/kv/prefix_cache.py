@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shared.kv.allocator import BlockAccountingError, BlockAllocator
 
 
-def block_hashes(token_ids: Sequence[int], block_size: int, cache_salt: str = "") -> list[bytes]:
+def block_hashes(token_ids: Sequence[int], cache_salt: str, block_size: int) -> list[bytes]:
     """Hash of each full block of a prompt: SHA-256 over the hash of the block before it and its own token ids.
 
     So equal hashes mean equal tokens from the prompt's start, which is what KV depends on. SHA-256, because a
@@ -15,8 +15,8 @@ def block_hashes(token_ids: Sequence[int], block_size: int, cache_salt: str = ""
 
     Args:
         token_ids: the prompt, each id in [0, 2**32).
-        block_size: tokens a block; tokens after the last full block are ignored.
         cache_salt: stands before the first block, so that prompts of different salts share nothing.
+        block_size: tokens a block; tokens after the last full block are ignored.
     """
     parent = hashlib.sha256(cache_salt.encode()).digest()
     hashes = []
@@ -43,9 +43,9 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._block_of)
 
-    def block_hashes(self, token_ids: Sequence[int], cache_salt: str = "") -> list[bytes]:
+    def block_hashes(self, token_ids: Sequence[int], cache_salt: str) -> list[bytes]:
         """`block_hashes` with this cache's block size."""
-        return block_hashes(token_ids, self._block_size, cache_salt)
+        return block_hashes(token_ids, cache_salt, self._block_size)
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:
         """Blocks of the longest cached prefix, each with a reference for the caller, who releases it.
