@@ -60,7 +60,7 @@ class ServiceMetrics:
         self._service = service
         prefix = f"baton_{service}"
         self.requests = Counter(
-            f"{prefix}_requests", "Requests ended, by status.", ["status"], registry=self.registry
+            f"{prefix}_requests", "Calls ended, by status.", ["method", "status"], registry=self.registry
         )
         self.prompt_tokens = Counter(f"{prefix}_prompt_tokens", "Prompt tokens accepted.", registry=self.registry)
         self.cached_tokens = Counter(

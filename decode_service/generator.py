@@ -1,0 +1,383 @@
+"""A request from admission to its last token. Runs on the event loop; the step loop computes.
+
+Lifetimes of a request's blocks:
+
+    reserved ──prompt here (fetched, or to compute)──▶ computing ──Retired──▶ released
+        └────────── left before computing ──────────────────────────────────▶ released
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import structlog
+
+from decode_service.admission import Admission
+from decode_service.kv_links import KvLinks
+from decode_service.remote_prefill import Accepted, FirstToken, KvProgress, PrefillWork, prefill_on
+from decode_service.replicas import ReplicaSet, Session
+from decode_service.request import Delta, Finished, GenerationEvent, GenerationRequest, Started, Usage
+from shared.config.services import DecodeServiceConfig
+from shared.errors import (
+    BatonError,
+    DeadlineError,
+    DuplicateRequestError,
+    HandleError,
+    InvalidRequestError,
+    KvTransferError,
+    QueueFullError,
+    Reason,
+    UnavailableError,
+    UnimplementedFieldError,
+)
+from shared.rpc.status import peer_error
+from shared.telemetry.metrics import ServiceMetrics
+from shared.text.output import OutputStream
+from shared.text.stopping import Finish, banned_token_ids
+from shared.worker.engine import Engine
+from shared.worker.ledger import Reservation
+from shared.worker.sequence import Sequence
+from shared.worker.step_loop import ChunkLanded, LoopStopped, Retired, StepEvent, StepLoop, TokenSampled
+
+log = structlog.get_logger()
+
+_RETRY_PAUSE_S = 0.05
+
+
+@dataclass
+class LiveRequest:
+    """A request and what has become of it. `sampled` holds at most one item a token, and one error."""
+
+    request: GenerationRequest
+    arrived_s: float
+    deadline_s: float
+    sampled: asyncio.Queue[int | BatonError]
+    token_ids: list[int]
+    reservation: Reservation | None = None
+    admitted_s: float = 0.0
+    first_token_s: float = 0.0
+    first_delta_s: float = 0.0
+    num_cached_tokens: int = 0
+    is_computing: bool = False
+    is_closed: bool = False
+    failed_sessions: list[Session] = field(default_factory=list)
+
+
+class Generator:
+    """Generates for many requests at once.
+
+    Args:
+        local_prefill_max_tokens: a prompt with no more uncached tokens is computed here; None: every prompt.
+    """
+
+    def __init__(
+        self,
+        config: DecodeServiceConfig,
+        engine: Engine,
+        step_loop: StepLoop,
+        admission: Admission,
+        replicas: ReplicaSet,
+        links: KvLinks,
+        local_prefill_max_tokens: int | None,
+        metrics: ServiceMetrics,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._step_loop = step_loop
+        self._admission = admission
+        self._replicas = replicas
+        self._links = links
+        self._local_prefill_max_tokens = local_prefill_max_tokens
+        self._metrics = metrics
+        self._live: dict[str, LiveRequest] = {}
+
+    async def generate(self, request: GenerationRequest, timeout_s: float | None) -> AsyncIterator[GenerationEvent]:
+        """Started, deltas, Finished, Usage. Closing the iterator early frees everything the request holds.
+
+        Args:
+            request: validated.
+            timeout_s: what is left until the caller's deadline; None: the configured `request_timeout_s`.
+
+        Raises:
+            DuplicateRequestError: a live request has this id; it is not disturbed.
+            QueueFullError: try again later.
+            InvalidRequestError: the pool can never hold the request.
+            UnavailableError: no prefill replica, or all attempts failed.
+            KvTransferError: KV was lost, and the policy is to fail.
+            DeadlineError: time ran out.
+        """
+        limit_s = self._config.request_timeout_s if timeout_s is None else timeout_s
+        live = self._enter(request, limit_s)
+        try:
+            async with _deadline(live):
+                live.reservation = await self._admission.reserve(request)
+            live.admitted_s = time.monotonic()
+            self._metrics.prompt_tokens.inc(request.prompt_len)
+            self._metrics.cached_tokens.inc(live.reservation.num_cached_tokens)
+            async with aclosing(self._run(live, live.reservation)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._leave(live)
+
+    def on_events(self, events: list[StepEvent]) -> None:
+        """Takes what one step did."""
+        for event in events:
+            match event:
+                case ChunkLanded(request_id, num_computed_tokens):
+                    live = self._live[request_id]
+                    assert live.reservation is not None
+                    self._engine.ledger.commit(live.reservation, num_computed_tokens)
+                case TokenSampled(request_id, token_id):
+                    live = self._live[request_id]
+                    live.token_ids.append(token_id)
+                    live.sampled.put_nowait(token_id)
+                    self._metrics.generated_tokens.inc()
+                case Retired(request_id, error):
+                    self._retire(self._live[request_id], error)
+                case LoopStopped(error):
+                    self._fail_all(error or "the service stops")
+
+    @property
+    def num_live(self) -> int:
+        """Requests that are queued, computing, or ending."""
+        return len(self._live)
+
+    async def _run(self, live: LiveRequest, reservation: Reservation) -> AsyncIterator[GenerationEvent]:
+        request = live.request
+        room = request.max_total_len - request.prompt_len
+        output = OutputStream(self._engine.tokenizer, request.stopping, request.skip_special_tokens, room)
+        progress = KvProgress(reservation.num_cached_tokens)
+        finish: Finish | None = None
+        async with aclosing(self._tokens(live, reservation, progress)) as tokens:
+            async for event in tokens:
+                if isinstance(event, Started):
+                    live.num_cached_tokens = event.num_cached_tokens
+                    yield event
+                    continue
+                delta = output.push(event)
+                self._note_first_delta(live)
+                yield Delta(delta.text, delta.token_ids)
+                finish = delta.finish
+                if finish is not None:
+                    break
+        assert finish is not None, "the tokens ended without a finish"
+        yield Finished(finish)
+        yield self._usage(live, output.num_generated, progress)
+
+    async def _tokens(
+        self, live: LiveRequest, reservation: Reservation, progress: KvProgress
+    ) -> AsyncIterator[Started | int]:
+        """Started, then every generated token, whoever computes it."""
+        request = live.request
+        limit = self._local_prefill_max_tokens
+        if limit is None or request.prompt_len - progress.num_fetched_tokens <= limit:
+            yield Started(request.request_id, request.prompt_len, progress.num_fetched_tokens)
+        else:
+            async with aclosing(self._prefill_remotely(live, reservation, progress)) as events:
+                async for event in events:
+                    yield event
+        self._submit(live, reservation, progress.num_fetched_tokens)
+        while True:
+            async with _deadline(live):
+                sampled = await live.sampled.get()
+            if isinstance(sampled, BatonError):
+                raise sampled
+            live.first_token_s = live.first_token_s or time.monotonic()
+            yield sampled
+
+    async def _prefill_remotely(
+        self, live: LiveRequest, reservation: Reservation, progress: KvProgress
+    ) -> AsyncIterator[Started | int]:
+        """Started, and the first token as soon as a replica has computed it; returns when the prompt's KV is here.
+
+        A failed attempt is made up for on another replica, with what was fetched kept. Where the policy allows it,
+        a prompt that no replica takes is left to the step loop, first token included.
+        """
+        request = live.request
+        is_started = False
+        async for attempt in _attempts(self._config.prefill_attempts):
+            try:
+                async with aclosing(self._attempt(live, reservation, progress, attempt)) as events:
+                    async for event in events:
+                        if isinstance(event, Accepted) and not is_started:
+                            is_started = True
+                            yield Started(request.request_id, request.prompt_len, event.num_cached_tokens)
+                        if isinstance(event, FirstToken) and len(live.token_ids) == request.prompt_len:
+                            live.token_ids.append(event.token_id)
+                            live.first_token_s = time.monotonic()
+                            yield event.token_id
+            except (grpc.aio.AioRpcError, BatonError) as failure:
+                error = _as_baton_error(failure)
+                log.warning("prefill_attempt_failed", attempt=attempt, reason=error.reason, error=error.message)
+                if self._may_compute_here(error):
+                    break
+                if attempt == self._config.prefill_attempts or not self._may_retry(error):
+                    raise error from failure
+            else:
+                return
+        if not is_started:
+            yield Started(request.request_id, request.prompt_len, progress.num_fetched_tokens)
+
+    async def _attempt(
+        self, live: LiveRequest, reservation: Reservation, progress: KvProgress, attempt: int
+    ) -> AsyncIterator[Accepted | FirstToken]:
+        request, engine = live.request, self._engine
+        replica, session = await self._replicas.choose(reservation.block_hashes, live.failed_sessions)
+        replica.note_sent(request.prompt_len - progress.num_fetched_tokens)
+        work = PrefillWork(
+            request=request,
+            # A stream that failed may not have ended yet on its replica, where live ids are unique.
+            prefill_id=request.request_id if attempt == 1 else f"{request.request_id}#{attempt}",
+            reservation=reservation,
+            banned_token_ids=banned_token_ids(request.stopping, engine.tokenizer.eos_token_ids, 0),
+            progress=progress,
+            ledger=engine.ledger,
+            pool=engine.pool,
+            transport=self._links.transports[session.transport],
+            fetch_timeout_s=self._config.fetch_timeout_s,
+            timeout_s=max(0.0, live.deadline_s - time.monotonic()),
+        )
+        num_before = progress.num_fetched_tokens
+        try:
+            async with aclosing(prefill_on(session, work)) as events:
+                async for event in events:
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            live.failed_sessions.append(session)
+            if peer_error(error) is None:
+                replica.mark_failed(session)
+            raise
+        except BatonError:
+            live.failed_sessions.append(session)
+            raise
+        finally:
+            num_blocks = engine.ledger.num_blocks_for(progress.num_fetched_tokens - num_before)
+            self._metrics.kv_bytes.labels(transport=session.transport).inc(num_blocks * engine.pool.layout.block_bytes)
+
+    def _may_retry(self, error: BatonError) -> bool:
+        if isinstance(error, KvTransferError | HandleError):
+            return self._config.kv_load_failure == "recompute"
+        is_final = isinstance(error, InvalidRequestError | DeadlineError | UnimplementedFieldError)
+        return not is_final and error.reason is not Reason.NO_PREFILL_REPLICA
+
+    def _may_compute_here(self, error: BatonError) -> bool:
+        is_refused = error.reason is Reason.NO_PREFILL_REPLICA or isinstance(error, QueueFullError)
+        return is_refused and self._config.prefill_unavailable == "local"
+
+    def _submit(self, live: LiveRequest, reservation: Reservation, num_computed_tokens: int) -> None:
+        """Hands the request to the step loop, which computes what is left of the prompt, and then generates."""
+        request = live.request
+        live.is_computing = True
+        self._step_loop.submit(
+            Sequence(
+                request_id=request.request_id,
+                token_ids=list(live.token_ids),
+                prompt_len=request.prompt_len,
+                num_computed_tokens=num_computed_tokens,
+                block_table=reservation.block_table,
+                sampling=request.sampling,
+                stopping=request.stopping,
+                eos_token_ids=tuple(self._engine.tokenizer.eos_token_ids),
+                max_total_len=request.max_total_len,
+                priority=request.priority,
+            )
+        )
+
+    def _enter(self, request: GenerationRequest, limit_s: float) -> LiveRequest:
+        if request.request_id in self._live:
+            raise DuplicateRequestError(
+                f"request {request.request_id!r} is live here", metadata={"request_id": request.request_id}
+            )
+        now = time.monotonic()
+        live = LiveRequest(
+            request=request,
+            arrived_s=now,
+            deadline_s=now + limit_s,
+            sampled=asyncio.Queue(request.max_total_len - request.prompt_len + 1),
+            token_ids=list(request.prompt_token_ids),
+        )
+        self._live[request.request_id] = live
+        return live
+
+    def _leave(self, live: LiveRequest) -> None:
+        """The caller has all it wanted: frees the blocks, at once or as soon as the step in flight is done."""
+        live.is_closed = True
+        if live.is_computing:
+            self._step_loop.cancel(live.request.request_id)
+            return
+        del self._live[live.request.request_id]
+        self._release(live)
+
+    def _retire(self, live: LiveRequest, error: str | None) -> None:
+        live.is_computing = False
+        if error is not None:
+            live.sampled.put_nowait(UnavailableError(f"a step failed: {error}", Reason.ENGINE_FAILED))
+        elif live.reservation is not None:
+            # KV of all tokens but the newest is in the pool: a conversation's next turn can start from there.
+            self._engine.ledger.share(live.reservation, live.token_ids[:-1], live.request.cache_salt)
+        self._release(live)
+        if live.is_closed:
+            del self._live[live.request.request_id]
+
+    def _release(self, live: LiveRequest) -> None:
+        if live.reservation is not None:
+            self._admission.release(live.reservation)
+            live.reservation = None
+
+    def _fail_all(self, error: str) -> None:
+        for live in [live for live in self._live.values() if live.is_computing]:
+            live.is_computing = False
+            live.sampled.put_nowait(UnavailableError(f"the engine has stopped: {error}", Reason.ENGINE_FAILED))
+
+    def _note_first_delta(self, live: LiveRequest) -> None:
+        if not live.first_delta_s:
+            live.first_delta_s = time.monotonic()
+            self._metrics.ttft.observe(live.first_delta_s - live.arrived_s)
+
+    def _usage(self, live: LiveRequest, num_completion_tokens: int, progress: KvProgress) -> Usage:
+        return Usage(
+            prompt_len=live.request.prompt_len,
+            num_completion_tokens=num_completion_tokens,
+            num_cached_tokens=live.num_cached_tokens,
+            queue_s=live.admitted_s - live.arrived_s,
+            prefill_s=live.first_token_s - live.admitted_s,
+            kv_transfer_s=progress.transfer_s,
+            first_token_s=live.first_delta_s - live.arrived_s,
+            total_s=time.monotonic() - live.arrived_s,
+        )
+
+
+@asynccontextmanager
+async def _deadline(live: LiveRequest) -> AsyncIterator[None]:
+    """Ends a wait at the request's deadline with DeadlineError."""
+    try:
+        async with asyncio.timeout_at(live.deadline_s):
+            yield
+    except TimeoutError as error:
+        limit_s = round(live.deadline_s - live.arrived_s, 3)
+        raise DeadlineError(f"the request was not done after {limit_s:g} s", metadata={"timeout_s": limit_s}) from error
+
+
+async def _attempts(num_attempts: int) -> AsyncIterator[int]:
+    """1, 2, … with growing, jittered pauses between them."""
+    for attempt in range(1, num_attempts + 1):
+        yield attempt
+        await asyncio.sleep(random.uniform(0.5, 1.0) * _RETRY_PAUSE_S * 2 ** (attempt - 1))  # noqa: S311
+
+
+def _as_baton_error(failure: grpc.aio.AioRpcError | BatonError) -> BatonError:
+    """The failure as the error that the caller gets if nothing makes up for it."""
+    if isinstance(failure, BatonError):
+        return failure
+    error = peer_error(failure)
+    if error is not None:
+        return error
+    message = f"prefill failed with {failure.code().name}: {failure.details()}"
+    if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineError(message)
+    return UnavailableError(message, Reason.PREFILL_FAILED, {"status": failure.code().name})

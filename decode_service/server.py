@@ -1,0 +1,78 @@
+"""Composition root of the decode service: config in, a running service out."""
+
+from pathlib import Path
+
+import grpc
+
+from baton.v1 import generation_pb2, generation_pb2_grpc
+from decode_service.admission import Admission
+from decode_service.generator import Generator
+from decode_service.kv_links import KvLinks
+from decode_service.replicas import ReplicaSet
+from decode_service.servicer import DecodeCore, GenerationServicer
+from decode_service.translate import ServedModel
+from shared.config.services import DecodeServiceConfig
+from shared.config.serving import ServingConfig
+from shared.worker.engine import Engine, max_model_len, step_limits
+from shared.worker.service import Assembled, EngineService
+from shared.worker.step_loop import StepLoop, WalkChoice
+
+SERVICE_NAME = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+NODE = "decode"
+
+
+class DecodeServer(EngineService[DecodeCore]):
+    """One decode service.
+
+    Args:
+        config: this service's own settings.
+        serving: what both services share.
+    """
+
+    def __init__(self, config: DecodeServiceConfig, serving: ServingConfig) -> None:
+        super().__init__(NODE, SERVICE_NAME, config, serving, shm_dir=None)
+        self._config = config
+
+    def add_servicer(self, server: grpc.aio.Server) -> None:
+        """See `EngineService`."""
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(self.gate), server)
+
+    def walks(self) -> WalkChoice:
+        """See `EngineService`."""
+        return WalkChoice("mixed", step_limits(self.resolved, NODE, "mixed"), decode_walk="decode")
+
+    async def assemble(self, engine: Engine, step_loop: StepLoop) -> Assembled[DecodeCore]:
+        """Meets the prefill replicas, as far as they are there, before the service is ready."""
+        config = self._config
+        admission = Admission(engine.ledger, self.resolved.max_num_seqs(NODE), config.max_queue_len)
+        links = KvLinks(config.transports, Path(config.shm_dir), engine.identity.layout, config.fetch_timeout_s)
+        self.closers.callback(links.close)
+        replicas = ReplicaSet(config.prefill_targets, engine.identity, links)
+        await self.closers.enter_async_context(replicas)
+        await replicas.settle()
+        generator = Generator(
+            config,
+            engine,
+            step_loop,
+            admission,
+            replicas,
+            links,
+            self.resolved.local_prefill_max_tokens,
+            self.metrics,
+        )
+        self.metrics.watch_gauge("requests_waiting", "Requests in the queue.", lambda: admission.num_waiting)
+        self.metrics.watch_gauge("requests_admitted", "Requests that hold blocks.", lambda: admission.num_admitted)
+        self.metrics.watch_gauge("prefill_replicas_ready", "Prefill replicas in use.", lambda: replicas.num_ready)
+        core = DecodeCore(self._served_model(engine), generator, replicas, links, engine.ledger)
+        return Assembled(core, generator.on_events)
+
+    def _served_model(self, engine: Engine) -> ServedModel:
+        return ServedModel(
+            name=self.serving.model,
+            fingerprint=engine.identity.model_fingerprint,
+            dtype=engine.identity.layout.dtype,
+            max_model_len=max_model_len(self.serving, engine.model),
+            vocab_size=engine.model.config.vocab_size,
+            default_max_tokens=self._config.default_max_tokens,
+            tokenizer=engine.tokenizer,
+        )

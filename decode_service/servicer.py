@@ -1,0 +1,146 @@
+"""`baton.v1.GenerationService`: translates messages to the generator's values and back, and nothing else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+
+from baton.v1 import generation_pb2, generation_pb2_grpc
+from decode_service.generator import Generator
+from decode_service.kv_links import KvLinks
+from decode_service.replicas import ReplicaSet
+from decode_service.request import Delta, Finished, GenerationEvent, GenerationRequest, Usage
+from decode_service.translate import (
+    ServedModel,
+    check_model,
+    check_token_ids,
+    completion_to_proto,
+    encode_chat,
+    event_to_proto,
+    model_to_proto,
+    request_from_proto,
+)
+from shared.errors import BatonError, InvalidRequestError, Reason
+from shared.rpc.gate import ReadyGate
+from shared.text.stopping import Finish
+from shared.worker.ledger import BlockLedger
+
+log = structlog.get_logger()
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True)
+class DecodeCore:
+    """What serves calls once the service is warm."""
+
+    model: ServedModel
+    generator: Generator
+    replicas: ReplicaSet
+    links: KvLinks
+    ledger: BlockLedger
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """See protos/baton/v1/generation.proto."""
+
+    def __init__(self, gate: ReadyGate[DecodeCore]) -> None:
+        self._gate = gate
+
+    async def Generate(
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> generation_pb2.GenerateResponse:
+        """The whole completion in one answer."""
+        core = self._gate.enter()
+        wanted = await asyncio.to_thread(request_from_proto, request, core.model)
+        deltas: list[Delta] = []
+        finish: Finish | None = None
+        usage: Usage | None = None
+        async with aclosing(_generate(core, wanted, context)) as events:
+            async for event in events:
+                match event:
+                    case Delta():
+                        deltas.append(event)
+                    case Finished(found):
+                        finish = found
+                    case Usage():
+                        usage = event
+        assert finish is not None
+        assert usage is not None
+        return completion_to_proto(wanted.request_id, deltas, finish, usage, request.output.token_ids)
+
+    async def StreamGenerate(
+        self, request: generation_pb2.StreamGenerateRequest, context: Context
+    ) -> AsyncIterator[generation_pb2.StreamGenerateResponse]:
+        """The completion as it is generated."""
+        core = self._gate.enter()
+        wanted = await asyncio.to_thread(request_from_proto, request, core.model)
+        async with aclosing(_generate(core, wanted, context)) as events:
+            async for event in events:
+                yield event_to_proto(event, request.output.token_ids)
+
+    async def Tokenize(
+        self, request: generation_pb2.TokenizeRequest, context: Context
+    ) -> generation_pb2.TokenizeResponse:
+        """The token ids of a text, or of a conversation."""
+        model = self._gate.enter().model
+        check_model(request.model, model)
+        match request.WhichOneof("prompt"):
+            case "text":
+                token_ids = await asyncio.to_thread(model.tokenizer.encode, request.text)
+            case "chat":
+                token_ids = await asyncio.to_thread(encode_chat, request.chat, model.tokenizer)
+            case _:
+                raise InvalidRequestError("needs text or chat", Reason.PROMPT_MISSING)
+        return generation_pb2.TokenizeResponse(token_ids=token_ids)
+
+    async def Detokenize(
+        self, request: generation_pb2.DetokenizeRequest, context: Context
+    ) -> generation_pb2.DetokenizeResponse:
+        """The text of token ids."""
+        model = self._gate.enter().model
+        check_model(request.model, model)
+        check_token_ids(request.token_ids, model)
+        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        text = await asyncio.to_thread(model.tokenizer.decode, list(request.token_ids), skip)
+        return generation_pb2.DetokenizeResponse(text=text)
+
+    async def GetModel(
+        self, request: generation_pb2.GetModelRequest, context: Context
+    ) -> generation_pb2.GetModelResponse:
+        """What is served here."""
+        model = self._gate.enter().model
+        check_model(request.model, model)
+        return model_to_proto(model)
+
+
+async def _generate(core: DecodeCore, wanted: GenerationRequest, context: Context) -> AsyncIterator[GenerationEvent]:
+    """The generator's events, with the request id on every log line, and one line when it has ended."""
+    with structlog.contextvars.bound_contextvars(request_id=wanted.request_id):
+        try:
+            async with aclosing(core.generator.generate(wanted, context.time_remaining())) as events:
+                async for event in events:
+                    if isinstance(event, Usage):
+                        _log_usage(event)
+                    yield event
+        except BatonError as error:
+            log.info("request_failed", reason=error.reason, error=error.message)
+            raise
+
+
+def _log_usage(usage: Usage) -> None:
+    log.info(
+        "request_done",
+        prompt_tokens=usage.prompt_len,
+        completion_tokens=usage.num_completion_tokens,
+        cached_tokens=usage.num_cached_tokens,
+        queue_s=round(usage.queue_s, 4),
+        prefill_s=round(usage.prefill_s, 4),
+        kv_transfer_s=round(usage.kv_transfer_s, 4),
+        ttft_s=round(usage.first_token_s, 4),
+        total_s=round(usage.total_s, 4),
+    )

@@ -1,0 +1,364 @@
+"""Which prompts wait, run, and hold exported blocks. Runs on the event loop; the step loop computes.
+
+Lifetimes of a request's blocks:
+
+    reserved ──submit──▶ computing ──Retired──▶ (reservation released)
+                             │ chunk landed
+                             ▼
+                          exported ──acknowledge or end of stream──▶ released
+
+An exported block has a reference of its own, so it outlives the reservation, and no cache eviction touches it.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from prefill_service.exports import ExportTable
+from shared.errors import (
+    BatonError,
+    DuplicateRequestError,
+    HandleError,
+    InvalidRequestError,
+    QueueFullError,
+    Reason,
+    UnavailableError,
+)
+from shared.kv.handle import GrpcLocation, KvHandle
+from shared.kv.pool import KvPool
+from shared.kv.transports.base import KvTransport
+from shared.kv.transports.blocks import checksum
+from shared.sampling.params import SamplingParams
+from shared.telemetry.metrics import ServiceMetrics
+from shared.text.stopping import StoppingParams
+from shared.worker.ledger import BlockLedger, Reservation
+from shared.worker.sequence import Sequence
+from shared.worker.step_loop import ChunkLanded, LoopStopped, Retired, StepEvent, StepLoop, TokenSampled
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class PrefillTask:
+    """One prompt to compute.
+
+    Attributes:
+        first_needed_token: KV of tokens before it is not exported; a multiple of the block size.
+        transport: name of the transport that handles are for.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    first_needed_token: int
+    transport: str
+    sampling: SamplingParams
+    banned_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The prompt has its blocks; `num_cached_tokens` of it were computed before."""
+
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True)
+class HandleReady:
+    """A chunk's KV can be fetched; the last handle comes with the first token."""
+
+    handle: KvHandle
+    first_token_id: int | None
+
+
+JobMessage = Accepted | HandleReady | BatonError
+
+
+@dataclass
+class PrefillJob:
+    """A task and what has become of it. `outbox` holds at most one message a block, and two more."""
+
+    task: PrefillTask
+    outbox: asyncio.Queue[JobMessage]
+    reservation: Reservation | None = None
+    num_computed_tokens: int = 0
+    num_exported_tokens: int = 0
+    is_computing: bool = False
+    is_closed: bool = False
+    exports: dict[bytes, KvHandle] = field(default_factory=dict)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.task.token_ids)
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much work the service has."""
+
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_free_blocks: int
+    num_blocks: int
+
+
+class PrefillScheduler:
+    """Admits tasks, turns landed chunks into handles, frees what is acknowledged or abandoned.
+
+    Args:
+        transports: by name; they place exported blocks.
+        max_num_seqs: prompts computed at a time.
+        max_queue_len: prompts that may wait; beyond it callers should try another replica.
+    """
+
+    def __init__(
+        self,
+        step_loop: StepLoop,
+        ledger: BlockLedger,
+        pool: KvPool,
+        exports: ExportTable,
+        transports: dict[str, KvTransport],
+        max_model_len: int,
+        max_num_seqs: int,
+        max_queue_len: int,
+        metrics: ServiceMetrics,
+    ) -> None:
+        self._metrics = metrics
+        self._step_loop = step_loop
+        self._ledger = ledger
+        self._pool = pool
+        self._exports = exports
+        self._transports = transports
+        self._max_model_len = max_model_len
+        self._max_num_seqs = max_num_seqs
+        self._max_queue_len = max_queue_len
+        self._layout = pool.layout
+        self._jobs: dict[str, PrefillJob] = {}
+        self._waiting: deque[PrefillJob] = deque()
+        self.load_changed = asyncio.Event()
+
+    def submit(self, task: PrefillTask) -> PrefillJob:
+        """Queues a task.
+
+        Raises:
+            InvalidRequestError: the prompt cannot fit the model or the pool, or the task contradicts itself.
+            DuplicateRequestError: a live task has this id.
+            QueueFullError: as many tasks wait as may.
+        """
+        self._check(task)
+        if task.request_id in self._jobs:
+            raise DuplicateRequestError(
+                f"request {task.request_id!r} is live on this prefill service", metadata={"request_id": task.request_id}
+            )
+        if len(self._waiting) >= self._max_queue_len:
+            raise QueueFullError(
+                f"{len(self._waiting)} prompts wait for prefill, which is the limit",
+                retry_after_s=1.0,
+                metadata={"queue_len": len(self._waiting), "max_queue_len": self._max_queue_len},
+            )
+        num_blocks = self._ledger.num_blocks_for(len(task.token_ids))
+        job = PrefillJob(task, asyncio.Queue(num_blocks + 2))
+        self._jobs[task.request_id] = job
+        self._waiting.append(job)
+        self._admit()
+        return job
+
+    def acknowledge(self, job: PrefillJob, handle_id: bytes) -> None:
+        """The handle's KV has arrived: unpins its blocks.
+
+        Raises:
+            HandleError: the job has no such live handle.
+        """
+        handle = job.exports.get(handle_id)
+        if handle is None:
+            self._exports.find(handle_id, self._pool.epoch, job.task.request_id)
+            raise HandleError("the handle is not of this stream", Reason.HANDLE_FOREIGN, {"handle_id": handle_id.hex()})
+        self._release_export(job, handle)
+        self._admit()
+
+    async def seal(self, message: HandleReady) -> HandleReady:
+        """Adds the checksum that a handle needs where its bytes cross a network."""
+        if not isinstance(message.handle.location, GrpcLocation):
+            return message
+        crc = await asyncio.to_thread(checksum, self._pool, message.handle.block_ids)
+        return replace(message, handle=replace(message.handle, checksum=crc))
+
+    def close(self, job: PrefillJob) -> None:
+        """The stream has ended: frees every block, at once or as soon as the step in flight is done with it."""
+        job.is_closed = True
+        for handle in list(job.exports.values()):
+            self._release_export(job, handle)
+        if job.is_computing:
+            self._step_loop.cancel(job.task.request_id)
+            return
+        if job in self._waiting:
+            self._waiting.remove(job)
+        del self._jobs[job.task.request_id]
+        self._admit()
+
+    def on_events(self, events: list[StepEvent]) -> None:
+        """Takes what one step did."""
+        for event in events:
+            match event:
+                case ChunkLanded(request_id, num_computed_tokens):
+                    self._land(self._jobs[request_id], num_computed_tokens)
+                case TokenSampled(request_id, token_id):
+                    self._metrics.generated_tokens.inc()
+                    self._export(self._jobs[request_id], first_token_id=token_id)
+                case Retired(request_id, error):
+                    self._retire(self._jobs[request_id], error)
+                case LoopStopped(error):
+                    self._fail_all(error or "the service stops")
+        self._admit()
+
+    def load(self) -> Load:
+        """How much work there is."""
+        return Load(
+            num_running=sum(job.is_computing for job in self._jobs.values()),
+            num_waiting=len(self._waiting),
+            num_waiting_tokens=sum(job.prompt_len - job.num_computed_tokens for job in self._jobs.values()),
+            num_free_blocks=self._ledger.num_free,
+            num_blocks=self._ledger.max_reservation,
+        )
+
+    def _check(self, task: PrefillTask) -> None:
+        prompt_len, block_size = len(task.token_ids), self._layout.block_size
+        if not 0 < prompt_len < self._max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {prompt_len} tokens; needs 1 to {self._max_model_len - 1}",
+                Reason.PROMPT_TOO_LONG if prompt_len else Reason.PROMPT_EMPTY,
+                {"prompt_tokens": prompt_len, "max_model_len": self._max_model_len},
+            )
+        num_blocks = self._ledger.num_blocks_for(prompt_len)
+        if num_blocks > self._ledger.max_reservation:
+            raise InvalidRequestError(
+                f"the prompt needs {num_blocks} KV blocks; the prefill pool has {self._ledger.max_reservation}",
+                Reason.REQUEST_EXCEEDS_POOL,
+                {"needed_blocks": num_blocks, "pool_blocks": self._ledger.max_reservation},
+            )
+        if task.first_needed_token % block_size or not 0 <= task.first_needed_token < prompt_len:
+            raise InvalidRequestError(
+                f"first_needed_token is {task.first_needed_token}; needs a multiple of {block_size} below {prompt_len}",
+                Reason.PREFILL_PROTOCOL_VIOLATED,
+                {"first_needed_token": task.first_needed_token, "block_size": block_size},
+            )
+        if task.transport not in self._transports:
+            raise InvalidRequestError(
+                f"transport {task.transport!r} is not offered; needs one of {sorted(self._transports)}",
+                Reason.PREFILL_PROTOCOL_VIOLATED,
+                {"transport": task.transport},
+            )
+
+    def _admit(self) -> None:
+        """Starts waiting tasks, the highest priority first, while there are rows and blocks."""
+        num_running = sum(job.is_computing for job in self._jobs.values())
+        while self._waiting and num_running < self._max_num_seqs:
+            job = max(self._waiting, key=lambda waiting: waiting.task.priority)
+            task = job.task
+            reservation = self._ledger.reserve(task.token_ids, job.prompt_len, task.cache_salt)
+            if reservation is None:
+                break
+            self._waiting.remove(job)
+            self._start(job, reservation)
+            num_running += 1
+        self.load_changed.set()
+
+    def _start(self, job: PrefillJob, reservation: Reservation) -> None:
+        task = job.task
+        job.reservation = reservation
+        job.num_computed_tokens = reservation.num_cached_tokens
+        job.num_exported_tokens = task.first_needed_token
+        job.is_computing = True
+        self._metrics.prompt_tokens.inc(job.prompt_len)
+        self._metrics.cached_tokens.inc(reservation.num_cached_tokens)
+        job.outbox.put_nowait(Accepted(reservation.num_cached_tokens))
+        self._export(job, first_token_id=None)
+        self._step_loop.submit(
+            Sequence(
+                request_id=task.request_id,
+                token_ids=list(task.token_ids),
+                prompt_len=job.prompt_len,
+                num_computed_tokens=reservation.num_cached_tokens,
+                block_table=reservation.block_table,
+                sampling=task.sampling,
+                stopping=StoppingParams(max_tokens=1),
+                eos_token_ids=(),
+                max_total_len=self._max_model_len,
+                priority=task.priority,
+                banned_token_ids=task.banned_token_ids,
+            )
+        )
+
+    def _land(self, job: PrefillJob, num_computed_tokens: int) -> None:
+        assert job.reservation is not None
+        job.num_computed_tokens = num_computed_tokens
+        self._ledger.commit(job.reservation, num_computed_tokens)
+        log.debug(
+            "chunk_landed",
+            request_id=job.task.request_id,
+            num_computed_tokens=num_computed_tokens,
+            prompt_len=job.prompt_len,
+        )
+        if num_computed_tokens < job.prompt_len:
+            self._export(job, first_token_id=None)
+
+    def _export(self, job: PrefillJob, first_token_id: int | None) -> None:
+        """Sends a handle for the blocks closed since the last one; with the first token also the open block."""
+        if job.is_closed:
+            return
+        assert job.reservation is not None
+        block_size = self._layout.block_size
+        is_final = first_token_id is not None
+        end_token = job.prompt_len if is_final else job.num_computed_tokens // block_size * block_size
+        start_token = job.num_exported_tokens
+        if end_token <= start_token:
+            return
+        block_ids = job.reservation.block_table[start_token // block_size : self._ledger.num_blocks_for(end_token)]
+        self._ledger.retain(block_ids)
+        transport = self._transports[job.task.transport]
+        exported = transport.export(block_ids)
+        handle = KvHandle(
+            handle_id=self._exports.new_id(),
+            epoch=self._pool.epoch,
+            request_id=job.task.request_id,
+            first_token=start_token,
+            end_token=end_token,
+            is_final=is_final,
+            block_ids=tuple(block_ids),
+            block_generations=tuple(self._pool.generations[block_id] for block_id in block_ids),
+            layout=self._layout,
+            location=exported,
+        )
+        self._exports.add(handle)
+        job.exports[handle.handle_id] = handle
+        job.num_exported_tokens = end_token
+        job.outbox.put_nowait(HandleReady(handle, first_token_id))
+        log.debug("handle_sent", request_id=handle.request_id, first_token=start_token, end_token=end_token)
+
+    def _release_export(self, job: PrefillJob, handle: KvHandle) -> None:
+        del job.exports[handle.handle_id]
+        self._exports.remove(handle)
+        self._transports[job.task.transport].release(handle.handle_id)
+        self._ledger.release_blocks(handle.block_ids)
+
+    def _retire(self, job: PrefillJob, error: str | None) -> None:
+        assert job.reservation is not None
+        job.is_computing = False
+        self._ledger.release(job.reservation)
+        if job.is_closed:
+            del self._jobs[job.task.request_id]
+        elif error is not None:
+            job.outbox.put_nowait(UnavailableError(f"a prefill step failed: {error}", Reason.PREFILL_FAILED))
+
+    def _fail_all(self, error: str) -> None:
+        """The step loop is gone: what it was computing will not be."""
+        self._waiting.clear()
+        for job in self._jobs.values():
+            job.is_computing = False
+            if not job.is_closed:
+                job.outbox.put_nowait(UnavailableError(f"the engine has stopped: {error}", Reason.ENGINE_FAILED))

@@ -1,0 +1,212 @@
+"""`baton.v1.PrefillService`: translates messages to the scheduler's values and back, and nothing else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from baton.v1 import prefill_pb2, prefill_pb2_grpc
+from prefill_service.exports import ExportTable
+from prefill_service.scheduler import Accepted, HandleReady, JobMessage, PrefillJob, PrefillScheduler, PrefillTask
+from shared.config.resolve import differences
+from shared.errors import BatonError, HandleError, HandshakeError, InvalidRequestError, Reason, UnimplementedFieldError
+from shared.kv.pool import KvPool
+from shared.kv.transports.blocks import read_blocks
+from shared.rpc.convert import handle_to_proto, identity_from_proto, identity_to_proto, sampling_from_proto
+from shared.rpc.gate import ReadyGate
+from shared.worker.engine import Identity
+from shared.worker.ledger import BlockLedger
+
+_LOAD_MIN_INTERVAL_S = 0.1
+_LOAD_MAX_INTERVAL_S = 1.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True)
+class PrefillCore:
+    """What serves calls once the service is warm."""
+
+    identity: Identity
+    scheduler: PrefillScheduler
+    exports: ExportTable
+    ledger: BlockLedger
+    pool: KvPool
+    transports: tuple[str, ...]
+
+
+class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
+    """See protos/baton/v1/prefill.proto."""
+
+    def __init__(self, gate: ReadyGate[PrefillCore]) -> None:
+        self._gate = gate
+
+    async def Handshake(self, request: prefill_pb2.HandshakeRequest, context: Context) -> prefill_pb2.HandshakeResponse:
+        """Compares identities; offers transports."""
+        core = self._gate.enter()
+        check_identity(ours=core.identity, theirs=identity_from_proto(request.identity))
+        response = prefill_pb2.HandshakeResponse(
+            identity=identity_to_proto(core.identity), epoch=core.pool.epoch, transports=core.transports
+        )
+        if core.pool.segment is not None:
+            response.shm.CopyFrom(
+                prefill_pb2.ShmOffer(path=str(core.pool.segment.path), proof=core.pool.segment.proof)
+            )
+        return response
+
+    async def Prefill(
+        self, request_iterator: AsyncIterator[prefill_pb2.PrefillRequest], context: Context
+    ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
+        """One request: handles go out as chunks land, acknowledgements come in."""
+        core = self._gate.enter()
+        start = await _read_start(request_iterator)
+        if start.epoch != core.pool.epoch:
+            raise HandleError(
+                f"the handshake was with epoch {start.epoch!r}; this process is {core.pool.epoch!r}",
+                Reason.EPOCH_STALE,
+                {"epoch": start.epoch, "current_epoch": core.pool.epoch},
+            )
+        job = core.scheduler.submit(_task_from_proto(start))
+        acks = asyncio.create_task(_read_acks(core.scheduler, job, request_iterator))
+        try:
+            is_final = False
+            while not is_final:
+                message = await _next_message(job, acks)
+                if isinstance(message, HandleReady):
+                    message = await core.scheduler.seal(message)
+                    is_final = message.handle.is_final
+                yield _response(core, message)
+            await acks
+        finally:
+            core.scheduler.close(job)
+            acks.cancel()
+            with suppress(asyncio.CancelledError, BatonError):
+                await acks
+
+    async def FetchKv(
+        self, request: prefill_pb2.FetchKvRequest, context: Context
+    ) -> AsyncIterator[prefill_pb2.FetchKvResponse]:
+        """The bytes of a live handle; its blocks stay pinned until the last one is sent, or the call ends."""
+        core = self._gate.value()
+        handle = core.exports.find(request.handle_id, request.epoch, request.request_id)
+        core.ledger.retain(handle.block_ids)
+        try:
+            for offset, data in read_blocks(core.pool, handle.block_ids):
+                yield prefill_pb2.FetchKvResponse(offset=offset, data=bytes(data))
+        finally:
+            core.ledger.release_blocks(handle.block_ids)
+
+    async def WatchLoad(
+        self, request: prefill_pb2.WatchLoadRequest, context: Context
+    ) -> AsyncIterator[prefill_pb2.WatchLoadResponse]:
+        """Load reports until the caller leaves or the service drains."""
+        core = self._gate.enter()
+        while True:
+            changed = core.scheduler.load_changed
+            changed.clear()
+            yield _load_report(core, is_draining=self._gate.is_draining)
+            if self._gate.is_draining:
+                return
+            await asyncio.sleep(_LOAD_MIN_INTERVAL_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), _LOAD_MAX_INTERVAL_S - _LOAD_MIN_INTERVAL_S)
+
+
+def check_identity(ours: Identity, theirs: Identity) -> None:
+    """Refuses a peer that differs in anything that KV or planning depends on.
+
+    Raises:
+        HandshakeError: names the first field that differs, and both values.
+    """
+    layout = ours.layout.difference(theirs.layout)
+    found = [
+        ("protocol_version", ours.protocol_version, theirs.protocol_version),
+        ("model_fingerprint", ours.model_fingerprint, theirs.model_fingerprint),
+        *([(f"layout.{layout[0]}", layout[1], layout[2])] if layout else []),
+        *differences(ours.serving_json, theirs.serving_json),
+        ("serving_digest", ours.serving_digest, theirs.serving_digest),
+    ]
+    for name, our_value, their_value in found:
+        if our_value != their_value:
+            raise HandshakeError(
+                f"the services differ in {name}: prefill has {our_value}, decode has {their_value}",
+                metadata={"field": name, "prefill": our_value, "decode": their_value},
+            )
+
+
+async def _read_start(requests: AsyncIterator[prefill_pb2.PrefillRequest]) -> prefill_pb2.PrefillStart:
+    async for request in requests:
+        if request.WhichOneof("message") == "start":
+            return request.start
+        break
+    raise InvalidRequestError("the first message of a Prefill stream is `start`", Reason.PREFILL_PROTOCOL_VIOLATED)
+
+
+async def _read_acks(
+    scheduler: PrefillScheduler, job: PrefillJob, requests: AsyncIterator[prefill_pb2.PrefillRequest]
+) -> None:
+    async for request in requests:
+        if request.WhichOneof("message") != "ack":
+            raise InvalidRequestError(
+                "after `start` a Prefill stream has `ack` messages only", Reason.PREFILL_PROTOCOL_VIOLATED
+            )
+        scheduler.acknowledge(job, request.ack.handle_id)
+
+
+async def _next_message(job: PrefillJob, acks: asyncio.Task[None]) -> Accepted | HandleReady:
+    """The job's next message; raises what the job or its acknowledgements failed with."""
+    message = asyncio.create_task(job.outbox.get())
+    try:
+        await asyncio.wait({message, acks} if not acks.done() else {message}, return_when=asyncio.FIRST_COMPLETED)
+        if acks.done():
+            acks.result()
+        return _succeeded(await message)
+    finally:
+        message.cancel()
+
+
+def _succeeded(message: JobMessage) -> Accepted | HandleReady:
+    if isinstance(message, BatonError):
+        raise message
+    return message
+
+
+def _task_from_proto(start: prefill_pb2.PrefillStart) -> PrefillTask:
+    if start.HasField("embeddings"):
+        raise UnimplementedFieldError("embeddings")
+    return PrefillTask(
+        request_id=start.request_id,
+        token_ids=tuple(start.token_ids),
+        first_needed_token=start.first_needed_token,
+        transport=start.transport,
+        sampling=sampling_from_proto(start.sampling, default_seed=0),
+        banned_token_ids=tuple(start.banned_token_ids),
+        priority=start.priority,
+        cache_salt=start.cache_salt,
+    )
+
+
+def _response(core: PrefillCore, message: Accepted | HandleReady) -> prefill_pb2.PrefillResponse:
+    if isinstance(message, Accepted):
+        accepted = prefill_pb2.PrefillAccepted(epoch=core.pool.epoch, cached_tokens=message.num_cached_tokens)
+        return prefill_pb2.PrefillResponse(accepted=accepted)
+    response = prefill_pb2.PrefillResponse(handle=handle_to_proto(message.handle))
+    if message.first_token_id is not None:
+        response.first_token.token_id = message.first_token_id
+    return response
+
+
+def _load_report(core: PrefillCore, is_draining: bool) -> prefill_pb2.WatchLoadResponse:
+    load = core.scheduler.load()
+    return prefill_pb2.WatchLoadResponse(
+        epoch=core.pool.epoch,
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        num_waiting_tokens=load.num_waiting_tokens,
+        num_free_blocks=load.num_free_blocks,
+        num_blocks=load.num_blocks,
+        is_draining=is_draining,
+    )

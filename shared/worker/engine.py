@@ -1,0 +1,136 @@
+"""Builds what a service computes with: model, pool, runner, block ledger, identity. Blocking; run it off the event loop."""
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+
+from shared.config.resolve import ResolvedServing
+from shared.config.serving import ServingConfig
+from shared.engine.models.registry import model_fingerprint, resolve_model
+from shared.engine.runner import LoadedModel, Runner, load_model
+from shared.errors import ConfigError, KvTransferError
+from shared.kv.allocator import BlockAllocator
+from shared.kv.layout import KvLayout
+from shared.kv.pool import KvPool
+from shared.planning import StepLimits
+from shared.text.tokenizer import Tokenizer
+from shared.worker.ledger import BlockLedger
+
+log = structlog.get_logger()
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What two services must agree on before they exchange KV."""
+
+    protocol_version: int
+    model_fingerprint: str
+    layout: KvLayout
+    serving_digest: str
+    serving_json: str
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A model ready to run steps, and the accounting of its pool."""
+
+    model: LoadedModel
+    tokenizer: Tokenizer
+    pool: KvPool
+    runner: Runner
+    ledger: BlockLedger
+    identity: Identity
+
+    def close(self) -> None:
+        """Frees the pool."""
+        self.pool.close()
+
+
+def build_engine(
+    serving: ServingConfig,
+    resolved: ResolvedServing,
+    node: str,
+    num_kv_blocks: int,
+    shm_dir: Path | None,
+    threads: int,
+) -> Engine:
+    """Loads the model, makes the pool (in `shm_dir` where given), and warms every rung up.
+
+    Raises:
+        ModelLoadError: the model cannot be found or served.
+    """
+    torch.set_num_threads(threads)
+    model_dir = resolve_model(serving.model)
+    model = load_model(model_dir, serving.dtype)
+    layout = model.kv_layout(serving.kv.block_size)
+    pool = _make_pool(layout, num_kv_blocks, shm_dir)
+    try:
+        runner = Runner(model, pool, resolved.walks_of(node))
+        runner.warm_up()
+        allocator = BlockAllocator(num_kv_blocks, pool.generations)
+        return Engine(
+            model=model,
+            tokenizer=Tokenizer.from_directory(model_dir),
+            pool=pool,
+            runner=runner,
+            ledger=BlockLedger(allocator, serving.kv.block_size),
+            identity=Identity(
+                protocol_version=PROTOCOL_VERSION,
+                model_fingerprint=model_fingerprint(model_dir),
+                layout=layout,
+                serving_digest=resolved.digest(),
+                serving_json=resolved.canonical_json(),
+            ),
+        )
+    except BaseException:
+        pool.close()
+        raise
+
+
+def step_limits(resolved: ResolvedServing, node: str, walk: str) -> StepLimits:
+    """The planner's limits of one walk."""
+    chosen = resolved.walk(node, walk)
+    return StepLimits(
+        budget=chosen.step_budget,
+        threshold=resolved.long_prefill_token_threshold,
+        max_partial_prefills=resolved.max_partial_prefills,
+        max_num_rows=resolved.max_num_seqs(node),
+        ladder=chosen.ladder,
+    )
+
+
+def max_model_len(serving: ServingConfig, model: LoadedModel) -> int:
+    """Most tokens of a prompt and its completion together.
+
+    Raises:
+        ConfigError: the config asks for more than the model has positions for.
+    """
+    limit = model.config.max_model_len
+    if serving.max_model_len is not None and serving.max_model_len > limit:
+        raise ConfigError(f"max_model_len: found {serving.max_model_len}; needs at most {limit}, the model's own")
+    return serving.max_model_len or limit
+
+
+def num_threads(configured: int | None, processes_on_host: int) -> int:
+    """Threads for torch: as configured, else this process's share of the cores it may use."""
+    if configured is not None:
+        return configured
+    return max(1, len(os.sched_getaffinity(0)) // processes_on_host)
+
+
+def _make_pool(layout: KvLayout, num_blocks: int, shm_dir: Path | None) -> KvPool:
+    epoch = secrets.token_hex(8)
+    if shm_dir is not None:
+        try:
+            return KvPool.shared(layout, num_blocks, epoch, shm_dir)
+        except (OSError, KvTransferError) as error:
+            log.warning("shm_pool_unavailable", directory=str(shm_dir), error=str(error), instead="grpc")
+    return KvPool.anonymous(layout, num_blocks, epoch)
+
+

@@ -1,0 +1,149 @@
+"""What a service does from start to stop, whichever node it is: listen, load, warm up, serve, drain, close."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import grpc
+import structlog
+
+from shared.config.notice import log_resolution
+from shared.config.resolve import resolve
+from shared.config.services import ServiceConfig
+from shared.config.serving import ServingConfig
+from shared.rpc.gate import ReadyGate
+from shared.rpc.host import GrpcHost
+from shared.telemetry.metrics import ServiceMetrics
+from shared.worker.engine import Engine, build_engine, num_threads
+from shared.worker.observe import observe_engine
+from shared.worker.step_loop import LoopStopped, StepEvent, StepLoop, WalkChoice
+
+log = structlog.get_logger()
+
+Core = TypeVar("Core")
+
+
+@dataclass(frozen=True)
+class Assembled(Generic[Core]):
+    """A service's parts: what serves calls, and who is told what each step did."""
+
+    core: Core
+    on_events: Callable[[list[StepEvent]], None]
+
+
+class EngineService(ABC, Generic[Core]):
+    """One service; `start`, then `stop`. Made inside a running event loop.
+
+    Args:
+        node: "prefill" or "decode".
+        service_name: full name of its gRPC service.
+        config: its own settings.
+        serving: what both services share.
+        shm_dir: where the KV pool is shared from; None for a pool of this process alone.
+    """
+
+    def __init__(
+        self, node: str, service_name: str, config: ServiceConfig, serving: ServingConfig, shm_dir: Path | None
+    ) -> None:
+        self.metrics = ServiceMetrics(node)
+        self.resolved = resolve(serving)
+        self.serving = serving
+        self.gate: ReadyGate[Core] = ReadyGate(node)
+        self.closers = AsyncExitStack()
+        self._node = node
+        self._settings = config
+        self._shm_dir = shm_dir
+        self._host = GrpcHost(service_name, config.host, config.port, config.metrics_port, self.metrics)
+        self._num_threads = num_threads(config.threads, config.processes_on_host)
+        self._loop = asyncio.get_running_loop()
+        self._failed: asyncio.Future[str] = self._loop.create_future()
+        self._on_events: Callable[[list[StepEvent]], None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return self._host.port
+
+    @property
+    def metrics_port(self) -> int:
+        """The port of the Prometheus endpoint."""
+        return self._host.metrics_port
+
+    @property
+    def core(self) -> Core:
+        """What serves calls, once `start` has returned."""
+        return self.gate.value()
+
+    async def start(self) -> None:
+        """Listens, loads the model, warms up; ready when it returns.
+
+        Raises:
+            ConfigError: a port is taken.
+            ModelLoadError: the model cannot be found or served.
+        """
+        log_resolution(self.resolved)
+        await self._host.start(self.add_servicer)
+        log.info("listening", port=self.port, metrics_port=self.metrics_port)
+        engine = await asyncio.to_thread(
+            build_engine,
+            self.serving,
+            self.resolved,
+            self._node,
+            self._settings.num_kv_blocks,
+            self._shm_dir,
+            self._num_threads,
+        )
+        self.closers.callback(engine.close)
+        observe_engine(self.metrics, engine.runner, engine.ledger)
+        max_num_seqs = self.resolved.max_num_seqs(self._node)
+        step_loop = StepLoop(engine.runner, self.walks(), self._publish, self._num_threads, max_num_seqs)
+        assembled = await self.assemble(engine, step_loop)
+        self._on_events = assembled.on_events
+        step_loop.start()
+        self.closers.push_async_callback(asyncio.to_thread, step_loop.stop)
+        self.gate.open(assembled.core)
+        await self._host.set_ready(True)
+        log.info("ready", model=self.serving.model, epoch=engine.pool.epoch, num_threads=self._num_threads)
+
+    async def wait_failed(self) -> str:
+        """Returns the reason when the engine is gone."""
+        return await self._failed
+
+    async def stop(self) -> None:
+        """Takes no new work, waits for what was begun up to the grace time, closes everything."""
+        self.gate.begin_drain()
+        await self._host.set_ready(False)
+        self.on_drain()
+        await self._host.stop(self._settings.drain_grace_s)
+        await self.closers.aclose()
+
+    @abstractmethod
+    def add_servicer(self, server: grpc.aio.Server) -> None:
+        """Adds the service to the server."""
+
+    @abstractmethod
+    def walks(self) -> WalkChoice:
+        """The node's walks."""
+
+    @abstractmethod
+    async def assemble(self, engine: Engine, step_loop: StepLoop) -> Assembled[Core]:
+        """Wires the node's parts; what must be closed goes into `closers`."""
+
+    def on_drain(self) -> None:
+        """Called when draining begins, once health says so."""
+
+    def _publish(self, events: list[StepEvent]) -> None:
+        """Called on the step loop's thread."""
+        self._loop.call_soon_threadsafe(self._dispatch, events)
+
+    def _dispatch(self, events: list[StepEvent]) -> None:
+        assert self._on_events is not None
+        for event in events:
+            if isinstance(event, LoopStopped) and event.error is not None and not self._failed.done():
+                self.gate.fail(event.error)
+                self._failed.set_result(event.error)
+        self._on_events(events)
