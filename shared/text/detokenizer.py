@@ -7,7 +7,8 @@ from shared.text.tokenizer import Tokenizer
 from shared.text.vocabulary import Vocabulary
 
 _REPLACEMENT = "\ufffd"
-_MAX_HELD = 32
+_MAX_CHARACTER_LEN = 4  # bytes, and so tokens
+_MAX_BYTE_RUN_LEN = 32
 
 
 class IncrementalDetokenizer:
@@ -80,11 +81,11 @@ class _TextWindow:
         self._held.append(token_id)
         if byte := self._vocabulary.fallback_byte(token_id):
             self._byte_run += byte
-            return self._give_out_long_run() if len(self._byte_run) > _MAX_HELD else ""
+            return self._give_out_long_run() if len(self._byte_run) > _MAX_BYTE_RUN_LEN else ""
         self._byte_run = b""
         text = self._held_text()
-        is_open = not text or text.endswith(_REPLACEMENT)
-        return "" if is_open and len(self._held) <= _MAX_HELD else self._give_out(text, self._held)
+        may_be_unfinished = not text or (text.endswith(_REPLACEMENT) and len(self._held) < _MAX_CHARACTER_LEN)
+        return "" if may_be_unfinished else self._give_out(text, self._held)
 
     def flush(self) -> str:
         return self._give_out(self._held_text(), self._held)
