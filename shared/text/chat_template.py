@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -89,10 +90,15 @@ class _GenerationTag(Extension):
         return nodes.Scope(body, lineno=line)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, where touching what is out of reach is an error even if nothing is done with it."""
+
+    def unsafe_undefined(self, obj: object, attribute: str) -> NoReturn:
+        raise SecurityError(f"attribute {attribute!r} of {type(obj).__name__!r} is out of reach")
+
+
 def _make_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
