@@ -13,7 +13,7 @@ import re
 import stat
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,7 +107,7 @@ def create_segment(directory: Path, header: Header, num_bytes: int) -> tuple[int
             os.close(fd)
             raise
     except OSError as error:
-        available = _bytes_available(directory)
+        available = _bytes_available(directory) if directory.is_dir() else 0
         raise KvTransferError(
             f"no shared-memory segment in {directory}: {error.strerror}; {num_bytes} bytes are needed, "
             f"{available} are available",
@@ -206,10 +206,8 @@ def _check_space(directory: Path, num_bytes: int) -> None:
 
 
 def _bytes_available(directory: Path) -> int:
-    with suppress(OSError):
-        status = os.statvfs(directory)
-        return status.f_bavail * status.f_frsize
-    return 0
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
 
 
 @contextmanager

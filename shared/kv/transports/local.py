@@ -29,6 +29,11 @@ def unregister_pool(pool: KvPool) -> None:
         del _pools[pool.epoch]
 
 
+def is_registered(epoch: str) -> bool:
+    """Whether fetches in this process find a pool of this epoch."""
+    return epoch in _pools
+
+
 class LocalTransport:
     """Exports from and fetches from pools registered in this process.
 
