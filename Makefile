@@ -2,7 +2,6 @@
 SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
-PROMPT ?= Tell me in two sentences why the sky is blue.
 BIN := .venv/bin
 
 .PHONY: setup dev demo test check format protos clean
@@ -25,8 +24,10 @@ dev: setup .venv/.dev
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
+# PROMPT goes to the program as it is written, with no second look at its `$`.
+demo: override export PROMPT := $(value PROMPT)
 demo: setup
-	@PROMPT=$$(printf '%s' "$$PROMPT") $(BIN)/python -m cli.demo
+	@$(BIN)/python -m cli.demo
 
 test: dev
 	$(BIN)/python -m pytest
