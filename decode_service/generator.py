@@ -7,34 +7,25 @@ Lifetimes of a request's blocks:
 """
 
 import asyncio
-import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import grpc
 import structlog
 
 from decode_service.admission import Admission
-from decode_service.kv_links import KvLinks
-from decode_service.remote_prefill import Accepted, FirstToken, KvProgress, PrefillWork, prefill_on
-from decode_service.replicas import ReplicaSet, Session
+from decode_service.prefill_stream import Accepted, FirstToken, KvProgress, PrefillWork
+from decode_service.remote_prefill import RemotePrefill
 from decode_service.request import Delta, Finished, GenerationEvent, GenerationRequest, Started, Usage
 from shared.config.services import DecodeServiceConfig
 from shared.errors import (
     BatonError,
     DeadlineError,
     DuplicateRequestError,
-    HandleError,
-    InvalidRequestError,
-    KvTransferError,
-    QueueFullError,
     Reason,
     UnavailableError,
-    UnimplementedFieldError,
 )
-from shared.rpc.status import peer_error
 from shared.telemetry.metrics import ServiceMetrics
 from shared.text.output import OutputStream
 from shared.text.stopping import Finish, banned_token_ids
@@ -64,7 +55,6 @@ class LiveRequest:
     num_cached_tokens: int = 0
     is_computing: bool = False
     is_closed: bool = False
-    failed_sessions: list[Session] = field(default_factory=list)
 
 
 class Generator:
@@ -80,8 +70,7 @@ class Generator:
         engine: Engine,
         step_loop: StepLoop,
         admission: Admission,
-        replicas: ReplicaSet,
-        links: KvLinks,
+        remote: RemotePrefill,
         local_prefill_max_tokens: int | None,
         metrics: ServiceMetrics,
     ) -> None:
@@ -89,13 +78,12 @@ class Generator:
         self._engine = engine
         self._step_loop = step_loop
         self._admission = admission
-        self._replicas = replicas
-        self._links = links
+        self._remote = remote
         self._local_prefill_max_tokens = local_prefill_max_tokens
         self._metrics = metrics
         self._live: dict[str, LiveRequest] = {}
 
-    async def generate(self, request: GenerationRequest, timeout_s: float | None) -> AsyncIterator[GenerationEvent]:
+    async def generate(self, request: GenerationRequest, timeout_s: float | None) -> AsyncGenerator[GenerationEvent]:
         """Started, deltas, Finished, Usage. Closing the iterator early frees everything the request holds.
 
         Args:
@@ -147,7 +135,7 @@ class Generator:
         """Requests that are queued, computing, or ending."""
         return len(self._live)
 
-    async def _run(self, live: LiveRequest, reservation: Reservation) -> AsyncIterator[GenerationEvent]:
+    async def _run(self, live: LiveRequest, reservation: Reservation) -> AsyncGenerator[GenerationEvent]:
         request = live.request
         room = request.max_total_len - request.prompt_len
         output = OutputStream(self._engine.tokenizer, request.stopping, request.skip_special_tokens, room)
@@ -171,16 +159,15 @@ class Generator:
 
     async def _tokens(
         self, live: LiveRequest, reservation: Reservation, progress: KvProgress
-    ) -> AsyncIterator[Started | int]:
+    ) -> AsyncGenerator[Started | int]:
         """Started, then every generated token, whoever computes it."""
         request = live.request
         limit = self._local_prefill_max_tokens
         if limit is None or request.prompt_len - progress.num_fetched_tokens <= limit:
             yield Started(request.request_id, request.prompt_len, progress.num_fetched_tokens)
         else:
-            async with aclosing(self._prefill_remotely(live, reservation, progress)) as events:
-                async for event in events:
-                    yield event
+            async for event in self._follow_prefill(live, reservation, progress):
+                yield event
         self._submit(live, reservation, progress.num_fetched_tokens)
         while True:
             async with _deadline(live):
@@ -190,84 +177,34 @@ class Generator:
             live.first_token_s = live.first_token_s or time.monotonic()
             yield sampled
 
-    async def _prefill_remotely(
+    async def _follow_prefill(
         self, live: LiveRequest, reservation: Reservation, progress: KvProgress
-    ) -> AsyncIterator[Started | int]:
-        """Started, and the first token as soon as a replica has computed it; returns when the prompt's KV is here.
-
-        A failed attempt is made up for on another replica, with what was fetched kept. Where the policy allows it,
-        a prompt that no replica takes is left to the step loop, first token included.
-        """
+    ) -> AsyncGenerator[Started | int]:
+        """A replica's part: Started, and the first token unless the prompt is left to the step loop."""
         request = live.request
         is_started = False
-        async for attempt in _attempts(self._config.prefill_attempts):
-            try:
-                async with aclosing(self._attempt(live, reservation, progress, attempt)) as events:
-                    async for event in events:
-                        if isinstance(event, Accepted) and not is_started:
-                            is_started = True
-                            yield Started(request.request_id, request.prompt_len, event.num_cached_tokens)
-                        if isinstance(event, FirstToken) and len(live.token_ids) == request.prompt_len:
-                            live.token_ids.append(event.token_id)
-                            live.first_token_s = time.monotonic()
-                            yield event.token_id
-            except (grpc.aio.AioRpcError, BatonError) as failure:
-                error = _as_baton_error(failure)
-                log.warning("prefill_attempt_failed", attempt=attempt, reason=error.reason, error=error.message)
-                if self._may_compute_here(error):
-                    break
-                if attempt == self._config.prefill_attempts or not self._may_retry(error):
-                    raise error from failure
-            else:
-                return
-        if not is_started:
-            yield Started(request.request_id, request.prompt_len, progress.num_fetched_tokens)
-
-    async def _attempt(
-        self, live: LiveRequest, reservation: Reservation, progress: KvProgress, attempt: int
-    ) -> AsyncIterator[Accepted | FirstToken]:
-        request, engine = live.request, self._engine
-        replica, session = await self._replicas.choose(reservation.block_hashes, live.failed_sessions)
-        replica.note_sent(request.prompt_len - progress.num_fetched_tokens)
+        engine = self._engine
         work = PrefillWork(
             request=request,
-            # A stream that failed may not have ended yet on its replica, where live ids are unique.
-            prefill_id=request.request_id if attempt == 1 else f"{request.request_id}#{attempt}",
             reservation=reservation,
             banned_token_ids=banned_token_ids(request.stopping, engine.tokenizer.eos_token_ids, 0),
             progress=progress,
+            deadline_s=live.deadline_s,
             ledger=engine.ledger,
             pool=engine.pool,
-            transport=self._links.transports[session.transport],
-            fetch_timeout_s=self._config.fetch_timeout_s,
-            timeout_s=max(0.0, live.deadline_s - time.monotonic()),
         )
-        num_before = progress.num_fetched_tokens
-        try:
-            async with aclosing(prefill_on(session, work)) as events:
-                async for event in events:
-                    yield event
-        except grpc.aio.AioRpcError as error:
-            live.failed_sessions.append(session)
-            if peer_error(error) is None:
-                replica.mark_failed(session)
-            raise
-        except BatonError:
-            live.failed_sessions.append(session)
-            raise
-        finally:
-            num_blocks = engine.ledger.num_blocks_for(progress.num_fetched_tokens - num_before)
-            self._metrics.kv_bytes.labels(transport=session.transport).inc(num_blocks * engine.pool.layout.block_bytes)
-
-    def _may_retry(self, error: BatonError) -> bool:
-        if isinstance(error, KvTransferError | HandleError):
-            return self._config.kv_load_failure == "recompute"
-        is_final = isinstance(error, InvalidRequestError | DeadlineError | UnimplementedFieldError)
-        return not is_final and error.reason is not Reason.NO_PREFILL_REPLICA
-
-    def _may_compute_here(self, error: BatonError) -> bool:
-        is_refused = error.reason is Reason.NO_PREFILL_REPLICA or isinstance(error, QueueFullError)
-        return is_refused and self._config.prefill_unavailable == "local"
+        async with aclosing(self._remote.run(work)) as events:
+            async for event in events:
+                match event:
+                    case Accepted(num_cached_tokens):
+                        is_started = True
+                        yield Started(request.request_id, request.prompt_len, num_cached_tokens)
+                    case FirstToken(token_id):
+                        live.token_ids.append(token_id)
+                        live.first_token_s = time.monotonic()
+                        yield token_id
+        if not is_started:
+            yield Started(request.request_id, request.prompt_len, progress.num_fetched_tokens)
 
     def _submit(self, live: LiveRequest, reservation: Reservation, num_computed_tokens: int) -> None:
         """Hands the request to the step loop, which computes what is left of the prompt, and then generates."""
@@ -353,7 +290,7 @@ class Generator:
 
 
 @asynccontextmanager
-async def _deadline(live: LiveRequest) -> AsyncIterator[None]:
+async def _deadline(live: LiveRequest) -> AsyncGenerator[None]:
     """Ends a wait at the request's deadline with DeadlineError."""
     try:
         async with asyncio.timeout_at(live.deadline_s):
@@ -361,23 +298,3 @@ async def _deadline(live: LiveRequest) -> AsyncIterator[None]:
     except TimeoutError as error:
         limit_s = round(live.deadline_s - live.arrived_s, 3)
         raise DeadlineError(f"the request was not done after {limit_s:g} s", metadata={"timeout_s": limit_s}) from error
-
-
-async def _attempts(num_attempts: int) -> AsyncIterator[int]:
-    """1, 2, … with growing, jittered pauses between them."""
-    for attempt in range(1, num_attempts + 1):
-        yield attempt
-        await asyncio.sleep(random.uniform(0.5, 1.0) * _RETRY_PAUSE_S * 2 ** (attempt - 1))  # noqa: S311
-
-
-def _as_baton_error(failure: grpc.aio.AioRpcError | BatonError) -> BatonError:
-    """The failure as the error that the caller gets if nothing makes up for it."""
-    if isinstance(failure, BatonError):
-        return failure
-    error = peer_error(failure)
-    if error is not None:
-        return error
-    message = f"prefill failed with {failure.code().name}: {failure.details()}"
-    if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineError(message)
-    return UnavailableError(message, Reason.PREFILL_FAILED, {"status": failure.code().name})

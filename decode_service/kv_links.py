@@ -40,9 +40,7 @@ class KvLinks:
             "local": LocalTransport(),
         }
 
-    def connect(
-        self, offer: prefill_pb2.HandshakeResponse, stub: prefill_pb2_grpc.PrefillServiceAsyncStub
-    ) -> str:
+    def connect(self, offer: prefill_pb2.HandshakeResponse, stub: prefill_pb2_grpc.PrefillServiceAsyncStub) -> str:
         """Chooses the transport for one life of a replica, and attaches to it; pair with `disconnect`.
 
         Raises:

@@ -1,220 +1,136 @@
-"""One prompt computed by one prefill replica: its stream, and its KV as it comes in.
+"""A prompt computed by the prefill replicas, failures made up for.
 
-1. `start` goes out; the replica answers `accepted`.
-2. Each handle is checked against what was asked for, and queued for fetching, in order, while the stream is read on.
-3. Fetched blocks are shared with later requests and acknowledged, which frees them on the replica.
-4. The first token is yielded as soon as it comes; the generator ends when all KV is here.
-
-Leaving the generator early, for whatever reason, cancels the stream, which frees everything on the replica.
+A failed attempt goes on elsewhere with what was fetched so far. What the caller sees is one `Accepted` and one
+`FirstToken`, whatever happened in between: the draw of a token depends on the request alone, so every replica gives
+the same one.
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import grpc
 import structlog
 
-from baton.v1 import prefill_pb2
-from decode_service.replicas import Session
-from decode_service.request import GenerationRequest
-from shared.errors import HandleError, KvTransferError, Reason, UnavailableError
-from shared.kv.handle import KvHandle
-from shared.kv.pool import KvPool
-from shared.kv.transports.base import KvTransport
-from shared.rpc.convert import handle_from_proto, sampling_to_proto
-from shared.worker.ledger import BlockLedger, Reservation
+from decode_service.kv_links import KvLinks
+from decode_service.prefill_stream import Accepted, FirstToken, PrefillWork, Route, prefill_on
+from decode_service.replicas import ReplicaSet, Session
+from shared.config.services import DecodeServiceConfig
+from shared.errors import (
+    BatonError,
+    DeadlineError,
+    HandleError,
+    InvalidRequestError,
+    KvTransferError,
+    QueueFullError,
+    Reason,
+    UnavailableError,
+    UnimplementedFieldError,
+)
+from shared.rpc.status import peer_error
+from shared.telemetry.metrics import ServiceMetrics
 
 log = structlog.get_logger()
 
-_ACK_TIMEOUT_S = 5.0
-_END_TIMEOUT_S = 5.0
+_RETRY_PAUSE_S = 0.05
 
 
-@dataclass(frozen=True)
-class Accepted:
-    """The replica has reserved its blocks; so many tokens it need not compute."""
+class RemotePrefill:
+    """Has prompts computed; policy from the config, state none."""
 
-    num_cached_tokens: int
+    def __init__(
+        self, config: DecodeServiceConfig, replicas: ReplicaSet, links: KvLinks, metrics: ServiceMetrics
+    ) -> None:
+        self._config = config
+        self._replicas = replicas
+        self._links = links
+        self._metrics = metrics
 
+    async def run(self, work: PrefillWork) -> AsyncGenerator[Accepted | FirstToken]:
+        """Accepted, and FirstToken as soon as it is computed; ends when all KV is here.
 
-@dataclass(frozen=True)
-class FirstToken:
-    """The prompt is computed; KV may still be under way."""
+        Where `prefill_unavailable` is "local" and no replica takes the prompt, it ends early: `work.progress` says how
+        much KV is here, and the caller computes the rest.
 
-    token_id: int
+        Raises:
+            UnavailableError: no replica, or all attempts failed.
+            QueueFullError: every replica that was asked is full.
+            KvTransferError: KV was lost, and `kv_load_failure` is "fail".
+            HandleError: a replica sent a wrong handle, and `kv_load_failure` is "fail".
+            DeadlineError: time ran out.
+        """
+        failed: list[Session] = []
+        seen: set[type[Accepted | FirstToken]] = set()
+        for attempt in range(1, self._config.prefill_attempts + 1):
+            try:
+                async with aclosing(self._attempt(work, attempt, failed)) as events:
+                    async for event in events:
+                        if type(event) not in seen:
+                            seen.add(type(event))
+                            yield event
+            except (grpc.aio.AioRpcError, BatonError) as failure:
+                error = _as_baton_error(failure)
+                log.warning("prefill_attempt_failed", attempt=attempt, reason=error.reason, error=error.message)
+                if self._may_compute_here(error):
+                    return
+                if attempt == self._config.prefill_attempts or not self._may_retry(error):
+                    raise error from failure
+                await _pause(attempt)
+            else:
+                return
 
-
-@dataclass
-class KvProgress:
-    """What has arrived, over all attempts.
-
-    Attributes:
-        num_fetched_tokens: tokens of the prompt whose KV is in this pool, counted from the first.
-        transfer_s: seconds spent fetching.
-    """
-
-    num_fetched_tokens: int
-    transfer_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class PrefillWork:
-    """What an attempt needs: the request, where its KV goes, and how.
-
-    Attributes:
-        prefill_id: id of the request on the replica.
-    """
-
-    request: GenerationRequest
-    prefill_id: str
-    reservation: Reservation
-    banned_token_ids: Sequence[int]
-    progress: KvProgress
-    ledger: BlockLedger
-    pool: KvPool
-    transport: KvTransport
-    fetch_timeout_s: float
-    timeout_s: float
-
-
-Call = grpc.aio.StreamStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]
-
-
-async def prefill_on(session: Session, work: PrefillWork) -> AsyncIterator[Accepted | FirstToken]:
-    """Runs one attempt; `work.progress` keeps what arrived even if it fails.
-
-    Raises:
-        grpc.aio.AioRpcError: the replica failed or refused.
-        HandleError: it sent a handle that does not fit the request.
-        KvTransferError: KV did not arrive.
-        UnavailableError: it ended the stream too early.
-    """
-    call: Call = session.stub.Prefill(timeout=work.timeout_s)
-    handles: asyncio.Queue[KvHandle] = asyncio.Queue(len(work.reservation.block_table))
-    fetching = asyncio.create_task(_fetch_all(call, work, handles))
-    try:
-        await call.write(_start(session, work))
-        num_announced = work.progress.num_fetched_tokens
-        while num_announced < work.request.prompt_len:
-            response = await _read(call, fetching)
-            if response.HasField("accepted"):
-                yield Accepted(response.accepted.cached_tokens)
-            if response.HasField("first_token"):
-                yield FirstToken(response.first_token.token_id)
-            if response.HasField("handle"):
-                handle = handle_from_proto(response.handle)
-                _check_handle(handle, session, work, num_announced)
-                num_announced = handle.end_token
-                handles.put_nowait(handle)
-        await fetching
-    except BaseException:
-        fetching.cancel()
-        await asyncio.wait({fetching})
-        call.cancel()
-        raise
-    _end(session, call)
-
-
-def _end(session: Session, call: Call) -> None:
-    """Closes a stream that is done without waiting for it: the request goes on meanwhile."""
-
-    async def close() -> None:
+    async def _attempt(
+        self, work: PrefillWork, attempt: int, failed: list[Session]
+    ) -> AsyncGenerator[Accepted | FirstToken]:
+        request, progress = work.request, work.progress
+        replica, session = await self._replicas.choose(work.reservation.block_hashes, avoid=failed)
+        replica.note_sent(request.prompt_len - progress.num_fetched_tokens)
+        # A stream that failed may not have ended yet on its replica, where live ids are unique.
+        prefill_id = request.request_id if attempt == 1 else f"{request.request_id}#{attempt}"
+        transport = self._links.transports[session.transport]
+        route = Route(session, prefill_id, transport, self._config.fetch_timeout_s)
+        num_before = progress.num_fetched_tokens
         try:
-            async with asyncio.timeout(_END_TIMEOUT_S):
-                await call.done_writing()
-                await call.code()
-        except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            log.debug("prefill_stream_end_failed", epoch=session.epoch, error=str(error))
+            async with aclosing(prefill_on(route, work)) as events:
+                async for event in events:
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            failed.append(session)
+            if peer_error(error) is None:
+                replica.mark_failed(session)
+            raise
+        except BatonError:
+            failed.append(session)
+            raise
         finally:
-            call.cancel()
+            num_blocks = work.ledger.num_blocks_for(progress.num_fetched_tokens - num_before)
+            self._metrics.kv_bytes.labels(transport=session.transport).inc(num_blocks * work.pool.layout.block_bytes)
 
-    task = asyncio.create_task(close())
-    session.ending_calls.add(task)
-    task.add_done_callback(session.ending_calls.discard)
+    def _may_retry(self, error: BatonError) -> bool:
+        if isinstance(error, KvTransferError | HandleError):
+            return self._config.kv_load_failure == "recompute"
+        is_final = isinstance(error, InvalidRequestError | DeadlineError | UnimplementedFieldError)
+        return not is_final and error.reason is not Reason.NO_PREFILL_REPLICA
 
-
-async def _read(call: Call, fetching: asyncio.Task[None]) -> prefill_pb2.PrefillResponse:
-    """The stream's next message; raises at once what fetching failed with."""
-    reading = asyncio.ensure_future(call.read())
-    try:
-        await asyncio.wait({reading, fetching}, return_when=asyncio.FIRST_COMPLETED)
-        if fetching.done():
-            fetching.result()
-        response = await reading
-    finally:
-        reading.cancel()
-    if response is grpc.aio.EOF:
-        raise UnavailableError("prefill ended its stream before the last handle", Reason.PREFILL_PROTOCOL_VIOLATED)
-    assert isinstance(response, prefill_pb2.PrefillResponse)
-    return response
+    def _may_compute_here(self, error: BatonError) -> bool:
+        is_refused = error.reason is Reason.NO_PREFILL_REPLICA or isinstance(error, QueueFullError)
+        return is_refused and self._config.prefill_unavailable == "local"
 
 
-async def _fetch_all(call: Call, work: PrefillWork, handles: asyncio.Queue[KvHandle]) -> None:
-    """Fetches handles in order, until the final one."""
-    is_final = False
-    while not is_final:
-        handle = await handles.get()
-        await _fetch(work, handle)
-        async with asyncio.timeout(_ACK_TIMEOUT_S):
-            await call.write(prefill_pb2.PrefillRequest(ack=prefill_pb2.KvAck(handle_id=handle.handle_id)))
-        is_final = handle.is_final
+async def _pause(attempt: int) -> None:
+    """Waits before the next attempt: twice as long each time, with jitter."""
+    await asyncio.sleep(random.uniform(0.5, 1.0) * _RETRY_PAUSE_S * 2 ** (attempt - 1))  # noqa: S311
 
 
-async def _fetch(work: PrefillWork, handle: KvHandle) -> None:
-    started = time.perf_counter()
-    block_size = work.pool.layout.block_size
-    first_block = handle.first_token // block_size
-    block_ids = work.reservation.block_table[first_block : first_block + handle.num_blocks]
-    try:
-        async with asyncio.timeout(work.fetch_timeout_s):
-            await work.transport.fetch(handle, work.pool, block_ids)
-    except TimeoutError as error:
-        raise KvTransferError(
-            f"KV of tokens {handle.first_token} to {handle.end_token} did not arrive in {work.fetch_timeout_s:g} s",
-            metadata={"timeout_s": work.fetch_timeout_s},
-        ) from error
-    work.progress.transfer_s += time.perf_counter() - started
-    work.progress.num_fetched_tokens = handle.end_token
-    work.ledger.commit(work.reservation, handle.end_token)
-    log.debug(
-        "kv_fetched",
-        request_id=work.request.request_id,
-        first_token=handle.first_token,
-        end_token=handle.end_token,
-        transport=work.transport.name,
-        num_bytes=handle.num_bytes,
-    )
-
-
-def _start(session: Session, work: PrefillWork) -> prefill_pb2.PrefillRequest:
-    request = work.request
-    start = prefill_pb2.PrefillStart(
-        request_id=work.prefill_id,
-        epoch=session.epoch,
-        transport=session.transport,
-        token_ids=request.prompt_token_ids,
-        first_needed_token=work.progress.num_fetched_tokens,
-        sampling=sampling_to_proto(request.sampling),
-        banned_token_ids=work.banned_token_ids,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-    )
-    return prefill_pb2.PrefillRequest(start=start)
-
-
-def _check_handle(handle: KvHandle, session: Session, work: PrefillWork, num_announced: int) -> None:
-    """A handle continues where the last one ended, and belongs to this request and this life of the replica."""
-    request = work.request
-    metadata = {"first_token": handle.first_token, "end_token": handle.end_token, "expected": num_announced}
-    if handle.epoch != session.epoch:
-        raise HandleError(f"the handle is of epoch {handle.epoch!r}, not {session.epoch!r}", Reason.EPOCH_STALE)
-    if handle.request_id != work.prefill_id:
-        raise HandleError("the handle is of another request", Reason.HANDLE_FOREIGN, metadata)
-    if handle.first_token < num_announced:
-        raise HandleError("the handle repeats tokens of an earlier one", Reason.HANDLE_REPEATED, metadata)
-    is_whole = handle.is_final == (handle.end_token == request.prompt_len)
-    is_closed = handle.is_final or handle.end_token % handle.layout.block_size == 0
-    if handle.first_token != num_announced or handle.end_token > request.prompt_len or not (is_whole and is_closed):
-        raise HandleError("the handle does not continue the prompt", Reason.HANDLE_OUT_OF_RANGE, metadata)
+def _as_baton_error(failure: grpc.aio.AioRpcError | BatonError) -> BatonError:
+    """The failure as the error that the caller gets if nothing makes up for it."""
+    if isinstance(failure, BatonError):
+        return failure
+    error = peer_error(failure)
+    if error is not None:
+        return error
+    message = f"prefill failed with {failure.code().name}: {failure.details()}"
+    if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineError(message)
+    return UnavailableError(message, Reason.PREFILL_FAILED, {"status": failure.code().name})

@@ -35,6 +35,7 @@ _MAX_REMEMBERED_PREFIXES = 16384
 _MAX_IMBALANCE_TOKENS = 8192
 """A warm prefix is worth no more than so many tokens of waiting behind others."""
 
+
 class ReplicaState(Enum):
     """Where a replica stands, as seen from here."""
 
@@ -226,7 +227,7 @@ class ReplicaSet:
                 {"num_replicas": len(self._replicas)},
             )
         ready = [replica for replica in ready if replica.session not in avoid] or ready
-        two = random.sample(ready, min(2, len(ready)))  # noqa: S311
+        two = random.sample(ready, min(2, len(ready)))
         least = min(two, key=lambda replica: replica.num_waiting_tokens)
         home = next((self._homes[key] for key in reversed(prefix) if self._homes.get(key) in ready), None)
         chosen = least
@@ -247,7 +248,9 @@ class ReplicaSet:
             self._homes.popitem(last=False)
 
 
-async def _timed(reports: AsyncIterable[prefill_pb2.WatchLoadResponse], timeout_s: float) -> AsyncIterator[prefill_pb2.WatchLoadResponse]:
+async def _timed(
+    reports: AsyncIterable[prefill_pb2.WatchLoadResponse], timeout_s: float
+) -> AsyncIterator[prefill_pb2.WatchLoadResponse]:
     """The reports, each within `timeout_s` of the one before; else TimeoutError."""
     iterator = aiter(reports)
     while True:

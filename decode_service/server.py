@@ -8,6 +8,7 @@ from baton.v1 import generation_pb2, generation_pb2_grpc
 from decode_service.admission import Admission
 from decode_service.generator import Generator
 from decode_service.kv_links import KvLinks
+from decode_service.remote_prefill import RemotePrefill
 from decode_service.replicas import ReplicaSet
 from decode_service.servicer import DecodeCore, GenerationServicer
 from decode_service.translate import ServedModel
@@ -55,8 +56,7 @@ class DecodeServer(EngineService[DecodeCore]):
             engine,
             step_loop,
             admission,
-            replicas,
-            links,
+            RemotePrefill(config, replicas, links, self.metrics),
             self.resolved.local_prefill_max_tokens,
             self.metrics,
         )

@@ -1,7 +1,7 @@
 """`baton.v1.GenerationService`: translates messages to the generator's values and back, and nothing else."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +75,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def StreamGenerate(
         self, request: generation_pb2.StreamGenerateRequest, context: Context
-    ) -> AsyncIterator[generation_pb2.StreamGenerateResponse]:
+    ) -> AsyncGenerator[generation_pb2.StreamGenerateResponse]:
         """The completion as it is generated."""
         core = self._gate.enter()
         wanted = await asyncio.to_thread(request_from_proto, request, core.model)
@@ -118,7 +118,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return model_to_proto(model)
 
 
-async def _generate(core: DecodeCore, wanted: GenerationRequest, context: Context) -> AsyncIterator[GenerationEvent]:
+async def _generate(core: DecodeCore, wanted: GenerationRequest, context: Context) -> AsyncGenerator[GenerationEvent]:
     """The generator's events, with the request id on every log line, and one line when it has ended."""
     with structlog.contextvars.bound_contextvars(request_id=wanted.request_id):
         try:

@@ -66,7 +66,9 @@ def request_from_proto(message: AnyGenerateRequest, model: ServedModel) -> Gener
     sampling = sampling_from_proto(message.sampling, default_seed=secrets.randbits(64))
     if message.sampling.HasField("n") and message.sampling.n == 0:
         raise InvalidRequestError(
-            "sampling.n is 0; needs at least 1", Reason.SAMPLING_INVALID, {"field": "n", "value": 0, "bounds": "[1, inf)"}
+            "sampling.n is 0; needs at least 1",
+            Reason.SAMPLING_INVALID,
+            {"field": "n", "value": 0, "bounds": "[1, inf)"},
         )
     prompt = _prompt_token_ids(message, model)
     _check_prompt(prompt, model)
@@ -162,9 +164,7 @@ def completion_to_proto(
         finish_reason=_FINISH_REASONS[finish.reason],
         matched_stop=_matched_stop(finish),
     )
-    return generation_pb2.GenerateResponse(
-        request_id=request_id, completions=[completion], usage=usage_to_proto(usage)
-    )
+    return generation_pb2.GenerateResponse(request_id=request_id, completions=[completion], usage=usage_to_proto(usage))
 
 
 def usage_to_proto(usage: Usage) -> generation_pb2.Usage:

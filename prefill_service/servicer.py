@@ -52,9 +52,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             identity=identity_to_proto(core.identity), epoch=core.pool.epoch, transports=core.transports
         )
         if core.pool.segment is not None:
-            response.shm.CopyFrom(
-                prefill_pb2.ShmOffer(path=str(core.pool.segment.path), proof=core.pool.segment.proof)
-            )
+            response.shm.CopyFrom(prefill_pb2.ShmOffer(path=str(core.pool.segment.path), proof=core.pool.segment.proof))
         return response
 
     async def Prefill(

@@ -1,0 +1,1 @@
+"""What the two services have in common; it knows neither of them."""

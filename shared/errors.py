@@ -34,7 +34,7 @@ class Reason(StrEnum):
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
     REQUEST_EXCEEDS_POOL = "REQUEST_EXCEEDS_POOL"
     MODEL_UNKNOWN = "MODEL_UNKNOWN"
-    TOKEN_ID_OUT_OF_RANGE = "TOKEN_ID_OUT_OF_RANGE"
+    TOKEN_ID_OUT_OF_RANGE = "TOKEN_ID_OUT_OF_RANGE"  # noqa: S105 (no password)
     CHAT_INVALID = "CHAT_INVALID"
     SAMPLING_INVALID = "SAMPLING_INVALID"
     STOPPING_INVALID = "STOPPING_INVALID"
@@ -67,7 +67,9 @@ class BatonError(Exception):
 
     default_reason: Reason
 
-    def __init__(self, message: str, reason: Reason | None = None, metadata: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, message: str, reason: Reason | None = None, metadata: Mapping[str, object] | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.reason = reason or self.default_reason
@@ -75,7 +77,7 @@ class BatonError(Exception):
 
 
 class ConfigError(BatonError):
-    """A config file, key or environment variable is wrong; the message holds the path, what was found, what would do."""
+    """A config file, key or variable is wrong; the message holds the path, what was found, what would do."""
 
     default_reason = Reason.CONFIG_INVALID
 

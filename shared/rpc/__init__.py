@@ -1,0 +1,1 @@
+"""What both services need of gRPC: server, statuses, options, conversions."""

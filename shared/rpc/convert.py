@@ -1,9 +1,9 @@
 """Conversions between protobuf and domain values that both services need."""
 
 from baton.v1 import generation_pb2, kv_pb2, prefill_pb2
-from shared.kv.handle import GrpcLocation, KvHandle, KvLocation, LocalLocation, ShmLocation
-from shared.kv.layout import KvLayout
 from shared.errors import HandleError, Reason
+from shared.kv.handle import GrpcLocation, KvHandle, LocalLocation, Location, ShmLocation
+from shared.kv.layout import KvLayout
 from shared.sampling.params import SamplingParams
 from shared.worker.engine import Identity
 
@@ -121,7 +121,7 @@ def sampling_from_proto(message: generation_pb2.Sampling, default_seed: int) -> 
     )
 
 
-def _location_to_proto(location: KvLocation) -> kv_pb2.KvLocation:
+def _location_to_proto(location: Location) -> kv_pb2.KvLocation:
     match location:
         case ShmLocation(path):
             return kv_pb2.KvLocation(shm=kv_pb2.ShmLocation(path=path))
@@ -131,7 +131,7 @@ def _location_to_proto(location: KvLocation) -> kv_pb2.KvLocation:
             return kv_pb2.KvLocation(local=kv_pb2.LocalLocation())
 
 
-def _location_from_proto(message: kv_pb2.KvLocation) -> KvLocation:
+def _location_from_proto(message: kv_pb2.KvLocation) -> Location:
     match message.WhichOneof("location"):
         case "shm":
             return ShmLocation(message.shm.path)

@@ -112,7 +112,9 @@ class Service(Protocol):
         """Drains and closes; may be called at any time after `start` was."""
 
 
-async def run_until_signal(service: Service, signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)) -> int:
+async def run_until_signal(
+    service: Service, signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
+) -> int:
     """Runs a service until a signal asks for its end or its engine fails; returns the exit code."""
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Builds what a service computes with: model, pool, runner, block ledger, identity. Blocking; run it off the event loop."""
+"""Builds what a service computes with. It blocks for seconds: run it off the event loop."""
 
 import os
 import secrets
@@ -132,5 +132,3 @@ def _make_pool(layout: KvLayout, num_blocks: int, shm_dir: Path | None) -> KvPoo
         except (OSError, KvTransferError) as error:
             log.warning("shm_pool_unavailable", directory=str(shm_dir), error=str(error), instead="grpc")
     return KvPool.anonymous(layout, num_blocks, epoch)
-
-

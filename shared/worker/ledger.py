@@ -57,7 +57,7 @@ class BlockLedger:
 
         At least the prompt's last token is left to compute, since its logits are wanted.
         """
-        hashes = block_hashes(prompt_token_ids, self._block_size, cache_salt)
+        hashes = block_hashes(prompt_token_ids, cache_salt, self._block_size)
         num_reusable = (len(prompt_token_ids) - 1) // self._block_size
         shared = self._cache.match(hashes[:num_reusable])
         num_new = self.num_blocks_for(total_len) - len(shared)
@@ -77,7 +77,7 @@ class BlockLedger:
 
     def share(self, reservation: Reservation, token_ids: Sequence[int], cache_salt: str) -> None:
         """Lets others share every full block: `token_ids`, prompt and completion, all have their KV in the pool."""
-        reservation.block_hashes = block_hashes(token_ids, self._block_size, cache_salt)
+        reservation.block_hashes = block_hashes(token_ids, cache_salt, self._block_size)
         self.commit(reservation, len(token_ids))
 
     def retain(self, block_ids: Sequence[int]) -> None:

@@ -30,9 +30,7 @@ Exit codes: 0 stopped by a signal, 1 the engine failed, 2 wrong usage or config.
 """
 
 
-def run_service(
-    node: str, load: Callable[[Path], Config], make: Callable[[Config, ServingConfig], Service]
-) -> int:
+def run_service(node: str, load: Callable[[Path], Config], make: Callable[[Config, ServingConfig], Service]) -> int:
     """Parses the command line, reads the configs, serves until a signal; returns the exit code."""
     options = _parser(node).parse_args()
     try:
@@ -60,7 +58,10 @@ def _parser(node: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--config", type=Path, default=_CONFIGS / f"{node}.yaml", help="this service's own settings (default: %(default)s)"
+        "--config",
+        type=Path,
+        default=_CONFIGS / f"{node}.yaml",
+        help="this service's own settings (default: %(default)s)",
     )
     parser.add_argument(
         "--serving",

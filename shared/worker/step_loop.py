@@ -72,7 +72,13 @@ class StepRunner(Protocol):
 
 @dataclass(frozen=True)
 class WalkChoice:
-    """The walks of a node: `chunk_walk` where prompt chunks run, `decode_walk` where none does (None: always chunks)."""
+    """The walks of a node.
+
+    Attributes:
+        chunk_walk: where prompt chunks run.
+        decode_walk: where none does; None: chunks are all there is.
+        max_new_tokens: tokens that a sequence gets before it is retired; None: as many as it asks for.
+    """
 
     chunk_walk: str
     chunk_limits: StepLimits
@@ -142,7 +148,7 @@ class StepLoop:
         try:
             while self._take_commands():
                 self._step()
-        except Exception as failure:  # noqa: BLE001 (the thread's last frame: report, never vanish)
+        except Exception as failure:  # the thread's last frame: report, never vanish
             log.exception("step_loop_failed")
             error = f"{type(failure).__name__}: {failure}"
         self._publish([LoopStopped(error)])

@@ -1,0 +1,230 @@
+"""One prompt computed by one prefill replica: its stream, and its KV as it comes in.
+
+1. `start` goes out; the replica answers `accepted`.
+2. Each handle is checked against what was asked for, and queued for fetching, in order, while the stream is read on.
+3. Fetched blocks are shared with later requests and acknowledged, which frees them on the replica.
+4. The first token is yielded as soon as it comes; the generator ends when all KV is here.
+
+Leaving the generator early, for whatever reason, cancels the stream, which frees everything on the replica.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from baton.v1 import prefill_pb2
+from decode_service.replicas import Session
+from decode_service.request import GenerationRequest
+from shared.errors import HandleError, KvTransferError, Reason, UnavailableError
+from shared.kv.handle import KvHandle
+from shared.kv.pool import KvPool
+from shared.kv.transports.base import KvTransport
+from shared.rpc.convert import handle_from_proto, sampling_to_proto
+from shared.worker.ledger import BlockLedger, Reservation
+
+log = structlog.get_logger()
+
+_ACK_TIMEOUT_S = 5.0
+_END_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The replica has reserved its blocks; so many tokens it need not compute."""
+
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """The prompt is computed; KV may still be under way."""
+
+    token_id: int
+
+
+@dataclass
+class KvProgress:
+    """What has arrived, over all attempts.
+
+    Attributes:
+        num_fetched_tokens: tokens of the prompt whose KV is in this pool, counted from the first.
+        transfer_s: seconds spent fetching.
+    """
+
+    num_fetched_tokens: int
+    transfer_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class PrefillWork:
+    """What every attempt at one prompt needs.
+
+    Attributes:
+        reservation: blocks that the KV goes to.
+        banned_token_ids: tokens that must not be the first one.
+        deadline_s: when the caller's time runs out, on the monotonic clock.
+    """
+
+    request: GenerationRequest
+    reservation: Reservation
+    banned_token_ids: Sequence[int]
+    progress: KvProgress
+    deadline_s: float
+    ledger: BlockLedger
+    pool: KvPool
+
+
+@dataclass(frozen=True)
+class Route:
+    """How one attempt goes: to which life of which replica, under which id, and by what its KV comes."""
+
+    session: Session
+    prefill_id: str
+    transport: KvTransport
+    fetch_timeout_s: float
+
+
+Call = grpc.aio.StreamStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]
+
+
+async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted | FirstToken]:
+    """Runs one attempt; `work.progress` keeps what arrived even if it fails.
+
+    Raises:
+        grpc.aio.AioRpcError: the replica failed or refused.
+        HandleError: it sent a handle that does not fit the request.
+        KvTransferError: KV did not arrive.
+        UnavailableError: it ended the stream too early.
+    """
+    timeout_s = max(0.0, work.deadline_s - time.monotonic())
+    call: Call = route.session.stub.Prefill(timeout=timeout_s)
+    handles: asyncio.Queue[KvHandle] = asyncio.Queue(len(work.reservation.block_table))
+    fetching = asyncio.create_task(_fetch_all(call, route, work, handles))
+    try:
+        await call.write(_start(route, work))
+        num_announced = work.progress.num_fetched_tokens
+        while num_announced < work.request.prompt_len:
+            response = await _read(call, fetching)
+            if response.HasField("accepted"):
+                yield Accepted(response.accepted.cached_tokens)
+            if response.HasField("first_token"):
+                yield FirstToken(response.first_token.token_id)
+            if response.HasField("handle"):
+                handle = handle_from_proto(response.handle)
+                _check_handle(handle, route, work, num_announced)
+                num_announced = handle.end_token
+                handles.put_nowait(handle)
+        await fetching
+    except BaseException:
+        fetching.cancel()
+        await asyncio.wait({fetching})
+        call.cancel()
+        raise
+    _end(route.session, call)
+
+
+def _end(session: Session, call: Call) -> None:
+    """Closes a stream that is done without waiting for it: the request goes on meanwhile."""
+
+    async def close() -> None:
+        try:
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                await call.done_writing()
+                await call.code()
+        except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            log.debug("prefill_stream_end_failed", epoch=session.epoch, error=str(error))
+        finally:
+            call.cancel()
+
+    task = asyncio.create_task(close())
+    session.ending_calls.add(task)
+    task.add_done_callback(session.ending_calls.discard)
+
+
+async def _read(call: Call, fetching: asyncio.Task[None]) -> prefill_pb2.PrefillResponse:
+    """The stream's next message; raises at once what fetching failed with."""
+    reading = asyncio.ensure_future(call.read())
+    try:
+        await asyncio.wait({reading, fetching}, return_when=asyncio.FIRST_COMPLETED)
+        if fetching.done():
+            fetching.result()
+        response = await reading
+    finally:
+        reading.cancel()
+    if response is grpc.aio.EOF:
+        raise UnavailableError("prefill ended its stream before the last handle", Reason.PREFILL_PROTOCOL_VIOLATED)
+    assert isinstance(response, prefill_pb2.PrefillResponse)
+    return response
+
+
+async def _fetch_all(call: Call, route: Route, work: PrefillWork, handles: asyncio.Queue[KvHandle]) -> None:
+    """Fetches handles in order, until the final one."""
+    is_final = False
+    while not is_final:
+        handle = await handles.get()
+        await _fetch(route, work, handle)
+        async with asyncio.timeout(_ACK_TIMEOUT_S):
+            await call.write(prefill_pb2.PrefillRequest(ack=prefill_pb2.KvAck(handle_id=handle.handle_id)))
+        is_final = handle.is_final
+
+
+async def _fetch(route: Route, work: PrefillWork, handle: KvHandle) -> None:
+    started = time.perf_counter()
+    block_size = work.pool.layout.block_size
+    first_block = handle.first_token // block_size
+    block_ids = work.reservation.block_table[first_block : first_block + handle.num_blocks]
+    try:
+        async with asyncio.timeout(route.fetch_timeout_s):
+            await route.transport.fetch(handle, work.pool, block_ids)
+    except TimeoutError as error:
+        raise KvTransferError(
+            f"KV of tokens {handle.first_token} to {handle.end_token} did not arrive in {route.fetch_timeout_s:g} s",
+            metadata={"timeout_s": route.fetch_timeout_s},
+        ) from error
+    work.progress.transfer_s += time.perf_counter() - started
+    work.progress.num_fetched_tokens = handle.end_token
+    work.ledger.commit(work.reservation, handle.end_token)
+    log.debug(
+        "kv_fetched",
+        request_id=work.request.request_id,
+        first_token=handle.first_token,
+        end_token=handle.end_token,
+        transport=route.transport.name,
+        num_bytes=handle.num_bytes,
+    )
+
+
+def _start(route: Route, work: PrefillWork) -> prefill_pb2.PrefillRequest:
+    request = work.request
+    start = prefill_pb2.PrefillStart(
+        request_id=route.prefill_id,
+        epoch=route.session.epoch,
+        transport=route.session.transport,
+        token_ids=request.prompt_token_ids,
+        first_needed_token=work.progress.num_fetched_tokens,
+        sampling=sampling_to_proto(request.sampling),
+        banned_token_ids=work.banned_token_ids,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+    return prefill_pb2.PrefillRequest(start=start)
+
+
+def _check_handle(handle: KvHandle, route: Route, work: PrefillWork, num_announced: int) -> None:
+    """A handle continues where the last one ended, and belongs to this request and this life of the replica."""
+    request = work.request
+    metadata = {"first_token": handle.first_token, "end_token": handle.end_token, "expected": num_announced}
+    if handle.epoch != route.session.epoch:
+        raise HandleError(f"the handle is of epoch {handle.epoch!r}, not {route.session.epoch!r}", Reason.EPOCH_STALE)
+    if handle.request_id != route.prefill_id:
+        raise HandleError("the handle is of another request", Reason.HANDLE_FOREIGN, metadata)
+    if handle.first_token < num_announced:
+        raise HandleError("the handle repeats tokens of an earlier one", Reason.HANDLE_REPEATED, metadata)
+    is_whole = handle.is_final == (handle.end_token == request.prompt_len)
+    is_closed = handle.is_final or handle.end_token % handle.layout.block_size == 0
+    if handle.first_token != num_announced or handle.end_token > request.prompt_len or not (is_whole and is_closed):
+        raise HandleError("the handle does not continue the prompt", Reason.HANDLE_OUT_OF_RANGE, metadata)
