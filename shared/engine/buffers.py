@@ -1,0 +1,108 @@
+"""The static buffers of a step: inputs, activations, and the kernels' work space.
+
+A capture of a rung is these buffers for so many tokens. Smaller rungs are views of the largest one's memory: one step
+runs at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shared.engine.models.decoder import Activations
+from shared.engine.models.loaded import LoadedModel
+from shared.engine.ops import AttentionSpec, Kernels, PackedStep
+from shared.engine.step import StepRow
+
+SCRATCH_BLOCK = 0
+"""The block that no request owns; padding writes its KV there."""
+
+
+@dataclass(frozen=True)
+class LoadedStep:
+    """A step as it lies in the buffers."""
+
+    token_ids: torch.Tensor
+    """int64 [num_tokens]"""
+    packed: PackedStep
+    logit_tokens: torch.Tensor
+    """int64 [rows that want logits]: the last token of each"""
+
+
+class StepInputs:
+    """What changes from step to step, written with numpy into memory that torch reads."""
+
+    def __init__(self, num_tokens: int, num_rows: int, num_blocks_a_row: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._token_ids, self._positions, self._slots = (torch.zeros(num_tokens, dtype=torch.int64) for _ in range(3))
+        self._row_starts = torch.zeros(num_rows + 1, dtype=torch.int64)
+        self._kv_lens = torch.zeros(num_rows, dtype=torch.int64)
+        self._block_table = torch.zeros(num_rows, num_blocks_a_row, dtype=torch.int64)
+
+    def load(self, rows: Sequence[StepRow]) -> LoadedStep:
+        """Writes the rows of a step, in order."""
+        num_tokens = 0
+        for index, row in enumerate(rows):
+            end = num_tokens + len(row.token_ids)
+            num_blocks = -(-row.kv_len // self._block_size)
+            positions = np.arange(row.start, row.kv_len)
+            table = self._block_table[index].numpy()
+            table[:num_blocks] = row.block_table[:num_blocks]
+            self._token_ids[num_tokens:end].numpy()[:] = row.token_ids
+            self._positions[num_tokens:end].numpy()[:] = positions
+            slots = table[positions // self._block_size] * self._block_size + positions % self._block_size
+            self._slots[num_tokens:end].numpy()[:] = slots
+            self._kv_lens[index] = row.kv_len
+            self._row_starts[index + 1] = num_tokens = end
+        wanted = [index + 1 for index, row in enumerate(rows) if row.wants_logits]
+        packed = PackedStep(
+            positions=self._positions[:num_tokens],
+            slots=self._slots[:num_tokens],
+            row_starts=self._row_starts[: len(rows) + 1],
+            kv_lens=self._kv_lens[: len(rows)],
+            block_table=self._block_table[: len(rows)],
+        )
+        return LoadedStep(self._token_ids[:num_tokens], packed, self._row_starts[wanted] - 1)
+
+
+@dataclass(frozen=True)
+class StepBuffers:
+    """All buffers of steps up to `num_tokens`."""
+
+    num_tokens: int
+    inputs: StepInputs
+    activations: Activations
+    kernels: Kernels
+
+    @classmethod
+    def allocate(cls, model: LoadedModel, spec: AttentionSpec, num_tokens: int, num_rows: int) -> "StepBuffers":
+        """Allocates buffers for steps of up to `num_tokens` tokens in up to `num_rows` rows."""
+        num_blocks_a_row = -(-model.config.max_model_len // spec.block_size)
+        return cls(
+            num_tokens=num_tokens,
+            inputs=StepInputs(num_tokens, num_rows, num_blocks_a_row, spec.block_size),
+            activations=_activations(model, spec, num_tokens),
+            kernels=model.ops.kernels(spec, num_tokens),
+        )
+
+    def first(self, num_tokens: int) -> "StepBuffers":
+        """The same memory as a capture of a smaller rung."""
+        return StepBuffers(num_tokens, self.inputs, self.activations.first(num_tokens), self.kernels)
+
+
+def row_buffer(model: LoadedModel, num_rows: int, num_values: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Zeros [num_rows, num_values], with memory up to a multiple of the ops' row multiple."""
+    multiple = model.ops.row_multiple
+    return torch.zeros(-(-num_rows // multiple) * multiple, num_values, dtype=dtype)[:num_rows]
+
+
+def _activations(model: LoadedModel, spec: AttentionSpec, num_tokens: int) -> Activations:
+    dtype, hidden_size = model.ops.activation_dtype, model.config.hidden_size
+    return Activations(
+        hidden=row_buffer(model, num_tokens, hidden_size),
+        normed=row_buffer(model, num_tokens, hidden_size, dtype),
+        qkv=row_buffer(model, num_tokens, spec.qkv_len, dtype),
+        attended=row_buffer(model, num_tokens, spec.query_len, dtype),
+        inner=row_buffer(model, num_tokens, model.config.intermediate_size, dtype),
+    )

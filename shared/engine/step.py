@@ -1,0 +1,23 @@
+"""What one row of a step computes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A contiguous slice of one sequence's tokens, at absolute positions [start, kv_len)."""
+
+    token_ids: Sequence[int]
+    """The tokens to compute; at least one."""
+    start: int
+    """Position of the first one. KV of all positions before it is in the blocks already."""
+    block_table: Sequence[int]
+    """Blocks of the sequence from position 0, enough for `kv_len` tokens; more may follow."""
+    wants_logits: bool
+    """Whether the LM head runs on the last token."""
+
+    @property
+    def kv_len(self) -> int:
+        """Tokens of the sequence that have KV after this step."""
+        return self.start + len(self.token_ids)

@@ -1,0 +1,162 @@
+"""Attention over blocks, in tiles whose bits do not depend on what else is in the step.
+
+A row's positions are cut at multiples of the tile length; a tile's queries (all heads that share a KV head) meet the
+keys in groups of a fixed number of blocks, with the running maximum and sum of an online softmax (Milakov & Gimelshein
+2018). How many groups a query meets, and what is masked in the last one, depends on its position alone. `tiling.py`
+says which tiles there are; this module computes them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shared.engine.ops import AttentionSpec, PackedStep
+from shared.engine.tiling import TileGroup, Tiling, group_len, plan_tiles, probe_tile_lens
+
+
+@dataclass(frozen=True)
+class _GroupViews:
+    """The work buffers as one group of keys uses them; n is tiles still in play times KV heads."""
+
+    keys_index: torch.Tensor
+    keys: torch.Tensor
+    """[n * blocks of a group, block_size * head_dim], in the pool's dtype"""
+    keys_by_head: torch.Tensor
+    """[n, head_dim, group_len]"""
+    values_by_head: torch.Tensor
+    """[n, group_len, head_dim]"""
+    queries: torch.Tensor
+    """[n, tile queries, head_dim]"""
+    scores: torch.Tensor
+    """[n, tile queries, group_len]"""
+    masked_scores: torch.Tensor
+    """[tiles that end here, KV heads, tile length, heads a KV head, group_len], a view of scores"""
+    mask: torch.Tensor
+    """[tiles that end here, 1, tile length, 1, group_len]: 0, or -inf where the key is later than the query"""
+    outputs: torch.Tensor
+    """[n, tile queries, head_dim]"""
+    stats: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    """Maximum, sum, new maximum or sum, correction; each [n, tile queries, 1]"""
+
+
+@dataclass(frozen=True)
+class _BatchViews:
+    """Tiles that are computed together."""
+
+    query_index: torch.Tensor
+    queries: torch.Tensor
+    """[tiles * KV heads * tile queries, head_dim]"""
+    outputs: torch.Tensor
+    """[tiles * KV heads, tile queries, head_dim]"""
+    sums: torch.Tensor
+    groups: Sequence[_GroupViews]
+
+
+class TiledAttention:
+    """Attention of one model over its pool, for steps up to some number of tokens."""
+
+    def __init__(self, spec: AttentionSpec, num_tokens: int) -> None:
+        """Allocates all work buffers."""
+        self._spec = spec
+        self._heads_per_kv = spec.num_heads // spec.num_kv_heads
+        self._scale = spec.head_dim**-0.5
+        self._group_len = group_len(spec.block_size)
+        self._tile_lens = probe_tile_lens(self._heads_per_kv, spec.head_dim, self._group_len, torch.get_num_threads())
+        num_tiles = self._tile_lens.most_tiles_a_batch
+        num_queries = self._tile_lens.most_positions_a_batch * spec.num_heads
+        num_group_values = num_tiles * spec.num_kv_heads * self._group_len * spec.head_dim
+        self._queries = torch.zeros(num_queries, spec.head_dim)
+        self._scores = torch.zeros(num_queries * self._group_len)
+        self._gathered = torch.zeros(num_group_values, dtype=spec.pool.dtype)
+        self._widened = self._gathered if spec.pool.dtype == torch.float32 else torch.zeros(num_group_values)
+        self._stats = torch.zeros(4, num_queries)
+        self._outputs = torch.zeros(self._tile_lens.most_positions(num_tokens) * spec.num_heads, spec.head_dim)
+        self._blocks = spec.pool.view(-1, spec.block_size * spec.head_dim)
+        self._batches: Sequence[_BatchViews] = ()
+        self._output_index = torch.zeros(0, dtype=torch.int64)
+
+    def begin_step(self, step: PackedStep) -> None:
+        """Plans the tiles of a step and lays the buffers out for them; all layers use the same."""
+        tiling = plan_tiles(self._spec, step, self._tile_lens)
+        self._output_index = tiling.output_index
+        self._batches = self._lay_out(tiling)
+
+    def run(self, qkv: torch.Tensor, layer: int, out: torch.Tensor) -> None:
+        """As `Kernels.attention`."""
+        head_rows = qkv.view(-1, self._spec.head_dim)
+        blocks_a_layer = 2 * self._spec.num_kv_heads
+        keys = self._blocks[layer * blocks_a_layer :]
+        values = self._blocks[layer * blocks_a_layer + self._spec.num_kv_heads :]
+        for batch in self._batches:
+            torch.index_select(head_rows, 0, batch.query_index, out=batch.queries)
+            for index, group in enumerate(batch.groups):
+                self._attend(group, keys, values, is_first=index == 0)
+            batch.outputs.div_(batch.sums)
+        torch.index_select(self._outputs, 0, self._output_index, out=out.view(-1, self._spec.head_dim))
+
+    def _attend(self, group: _GroupViews, keys: torch.Tensor, values: torch.Tensor, *, is_first: bool) -> None:
+        """Takes one group of keys and values into the tiles' maxima, sums and outputs."""
+        maximum, total, new, correction = group.stats
+        scores = group.scores
+        self._gather(keys, group)
+        torch.baddbmm(scores, group.queries, group.keys_by_head, beta=0, alpha=self._scale, out=scores)
+        group.masked_scores.add_(group.mask)
+        if is_first:
+            torch.amax(scores, dim=-1, keepdim=True, out=maximum)
+        else:
+            torch.amax(scores, dim=-1, keepdim=True, out=new)
+            torch.maximum(new, maximum, out=new)
+            torch.sub(maximum, new, out=correction).exp_()
+            maximum.copy_(new)
+        scores.sub_(maximum).exp_()
+        self._gather(values, group)
+        if is_first:
+            torch.sum(scores, dim=-1, keepdim=True, out=total)
+            torch.bmm(scores, group.values_by_head, out=group.outputs)
+        else:
+            torch.sum(scores, dim=-1, keepdim=True, out=new)
+            total.mul_(correction).add_(new)
+            group.outputs.mul_(correction)
+            torch.baddbmm(group.outputs, scores, group.values_by_head, out=group.outputs)
+
+    def _gather(self, blocks: torch.Tensor, group: _GroupViews) -> None:
+        torch.index_select(blocks, 0, group.keys_index, out=group.keys)
+        if self._widened is not self._gathered:
+            size = group.keys.numel()
+            self._widened[:size].copy_(self._gathered[:size])
+
+    def _lay_out(self, tiling: Tiling) -> list[_BatchViews]:
+        batches, first_output = [], 0
+        for batch in tiling.batches:
+            num_queries = batch.tile_len * self._heads_per_kv
+            num_rows = batch.query_index.shape[0]
+            outputs = self._outputs[first_output : first_output + num_rows].view(-1, num_queries, self._spec.head_dim)
+            groups = [self._lay_out_group(group, batch.tile_len, outputs) for group in batch.groups]
+            sums = self._stats[1][:num_rows].view(-1, num_queries, 1)
+            batches.append(_BatchViews(batch.query_index, self._queries[:num_rows], outputs, sums, groups))
+            first_output += num_rows
+        return batches
+
+    def _lay_out_group(self, group: TileGroup, tile_len: int, outputs: torch.Tensor) -> _GroupViews:
+        spec, num_queries = self._spec, tile_len * self._heads_per_kv
+        size = group.num_tiles * spec.num_kv_heads
+        num_values = size * self._group_len * spec.head_dim
+        by_head = self._widened[:num_values].view(size, self._group_len, spec.head_dim)
+        scores = self._scores[: size * num_queries * self._group_len].view(size, num_queries, self._group_len)
+        by_tile = scores.view(group.num_tiles, spec.num_kv_heads, tile_len, self._heads_per_kv, self._group_len)
+        maximum, total, new, correction = (
+            stat[: size * num_queries].view(size, num_queries, 1) for stat in self._stats
+        )
+        return _GroupViews(
+            keys_index=group.blocks_index,
+            keys=self._gathered[:num_values].view(-1, spec.block_size * spec.head_dim),
+            keys_by_head=by_head.transpose(1, 2),
+            values_by_head=by_head,
+            queries=self._queries[: size * num_queries].view(size, num_queries, spec.head_dim),
+            scores=scores,
+            masked_scores=by_tile[group.num_tiles - group.mask.shape[0] :],
+            mask=group.mask[:, None, :, None, :],
+            outputs=outputs[:size],
+            stats=(maximum, total, new, correction),
+        )
