@@ -41,7 +41,7 @@ def describe(value: object) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):  # odd keys, a list that holds itself, an endless number
-        text = f"a {type(value).__name__}"
+        text = "a mapping" if isinstance(value, dict) else f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

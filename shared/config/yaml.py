@@ -34,7 +34,7 @@ def parse(text: str, source: str) -> object:
     except MarkedYAMLError as error:
         raise _refuse(source, f"{_place(error)}{_problem(error)}; needs valid YAML") from None
     except (YAMLError, ValueError) as error:  # ValueError: scalars that only look like a date or a number
-        raise _refuse(source, f"{error}; needs valid YAML") from None
+        raise _refuse(source, f"found what cannot be read ({_one_line(str(error))}); needs valid YAML") from None
     except RecursionError:
         raise _refuse(source, "found values nested too deeply; needs a few levels") from None
 
@@ -58,8 +58,11 @@ def _place(error: MarkedYAMLError) -> str:
 
 
 def _problem(error: MarkedYAMLError) -> str:
-    words = " ".join(part for part in (error.context, error.problem) if part)
-    return " ".join(words.split())
+    return _one_line(" ".join(part for part in (error.context, error.problem) if part))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _refuse(source: str, message: str) -> ConfigError:
