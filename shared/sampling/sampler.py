@@ -2,8 +2,9 @@
 
 Temperature, min_p, top_k and top_p mean what they mean in vLLM (`vllm/v1/sample/sampler.py`), and apply in that order.
 Among equally likely tokens the lowest id goes first, in top_k and top_p as in the greedy choice, so that k tokens are k
-tokens and `top_k: 1` is greedy. Rows are computed one by one, in float64 and on one thread: a reduction over a whole
-batch, or one divided among threads, would round differently as the batch or the machine changes.
+tokens and `top_k: 1` is greedy. Rows are computed one by one and on one thread: a reduction over a whole batch, or one
+divided among threads, would round differently as the batch or the machine changes. Weights are float32, as logits are,
+and their sums are float64.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,10 @@ import torch
 
 from shared.sampling.params import SamplingParams
 from shared.sampling.random import uniform
+
+# Most nuclei of language models are smaller than this, and to sort so few costs little.
+_SMALL_NUCLEUS = 2048
+_DRAW_SPAN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +46,11 @@ class Candidates:
 
     Attributes:
         token_ids: int64 [num_candidates], ascending.
-        weights: float64 [num_candidates]; the most likely token weighs 1.
+        weights: float32 [num_candidates]; the most likely token weighs 1, and one that was dropped 0.
     """
 
     token_ids: npt.NDArray[np.int64]
-    weights: npt.NDArray[np.float64]
+    weights: npt.NDArray[np.float32]
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
@@ -72,20 +77,19 @@ def find_candidates(logits: npt.NDArray[np.float32], params: SamplingParams) -> 
     """
     highest = logits.max()
     assert isfinite(highest), f"the highest logit is {highest}"
-    token_ids = np.arange(len(logits), dtype=np.int64)
-    # top_k and min_p each keep a head of the same ranking, so their order is free; top_k works on the narrower type.
+    token_ids = np.arange(len(logits))
+    # top_k and min_p each keep a head of the same ranking, so their order is free; top_k first leaves less to compute.
     if 0 < params.top_k < len(logits):
         kth = len(logits) - params.top_k
-        token_ids = token_ids[_mark_largest(logits, np.partition(logits, kth)[kth], params.top_k)]
+        token_ids = np.flatnonzero(_mark_largest(logits, np.partition(logits, kth)[kth], params.top_k))
+        logits = logits[token_ids]
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the highest to -inf, as it should
-        scaled = (logits[token_ids].astype(np.float64) - np.float64(highest)) / params.temperature
-    if params.min_p > 0:
-        likely = scaled >= log(params.min_p)
-        token_ids, scaled = token_ids[likely], scaled[likely]
+        scaled = ((logits.astype(np.float64) - np.float64(highest)) / params.temperature).astype(np.float32)
     weights = np.exp(scaled)
+    if params.min_p > 0:
+        weights *= scaled >= log(params.min_p)
     if params.top_p < 1:
-        nucleus = _mark_nucleus(weights, params.top_p)
-        token_ids, weights = token_ids[nucleus], weights[nucleus]
+        weights *= _mark_nucleus(weights, params.top_p)
     return Candidates(token_ids, weights)
 
 
@@ -96,28 +100,40 @@ def _choose(logits: npt.NDArray[np.float32], row: SampleRow) -> int:
     if row.params.is_greedy:
         return int(logits.argmax())  # the first of equal maxima
     candidates = find_candidates(logits, row.params)
-    return _draw(candidates, uniform(row.params.seed, row.index, row.position))
-
-
-def _draw(candidates: Candidates, number: float) -> int:
-    """Return the token at `number`, in [0, 1), of the cumulative distribution in order of token id."""
-    cumulative = np.cumsum(candidates.weights)
-    place = np.searchsorted(cumulative, number * cumulative[-1], side="right")
+    place = _find_place(candidates.weights.astype(np.float64), uniform(row.params.seed, row.index, row.position))
     return int(candidates.token_ids[place])
 
 
-def _mark_nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
+def _find_place(weights: npt.NDArray[np.float64], number: float) -> int:
+    """Return where `number`, in [0, 1), falls in the cumulative distribution of `weights`; never at a weight of 0.
+
+    Summed by spans first and then within one, because a running sum of all would take most of a draw's time.
+    """
+    ends = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _DRAW_SPAN)))
+    target = number * ends[-1]
+    span = int(np.searchsorted(ends, target, side="right"))
+    first = span * _DRAW_SPAN
+    inside = weights[first : first + _DRAW_SPAN]
+    before = ends[span - 1] if span else 0.0
+    place = int(np.searchsorted(before + np.cumsum(inside), target, side="right"))
+    # The span's own sum may round to just above its running one, and the target lie between.
+    return first + min(place, int(np.flatnonzero(inside)[-1]))
+
+
+def _mark_nucleus(weights: npt.NDArray[np.float32], top_p: float) -> npt.NDArray[np.bool_]:
     """Mark the smallest set of the heaviest whose sum reaches `top_p` of the whole."""
-    total = weights.sum()
-    # Tokens under this weigh less than 1 - top_p even all together, so none is needed: this spares sorting them.
-    needless = min((1 - top_p) * total / len(weights), weights.max())
-    heaviest = np.sort(weights[weights >= needless])[::-1]
-    cumulative = np.cumsum(heaviest)
-    last = min(int(np.searchsorted(cumulative, top_p * total)), len(heaviest) - 1)
-    return _mark_largest(weights, heaviest[last], last + 1)
+    target = top_p * weights.sum(dtype=np.float64)
+    heaviest = weights
+    if len(weights) > _SMALL_NUCLEUS:
+        few = np.partition(weights, -_SMALL_NUCLEUS)[-_SMALL_NUCLEUS:]
+        heaviest = few if few.sum(dtype=np.float64) > target else weights
+    descending = np.sort(heaviest)[::-1]
+    reached = np.searchsorted(np.cumsum(descending, dtype=np.float64), target)
+    last = min(int(reached), len(descending) - 1)
+    return _mark_largest(weights, descending[last], last + 1)
 
 
-def _mark_largest(values: npt.NDArray[np.floating], smallest: np.floating, num_marked: int) -> npt.NDArray[np.bool_]:
+def _mark_largest(values: npt.NDArray[np.float32], smallest: np.float32, num_marked: int) -> npt.NDArray[np.bool_]:
     """Mark the `num_marked` largest values, of which `smallest` is the last; the first ones win among equals."""
     marked: npt.NDArray[np.bool_] = values > smallest
     num_equal = num_marked - np.count_nonzero(marked)

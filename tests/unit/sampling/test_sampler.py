@@ -20,7 +20,7 @@ from transformers.generation.logits_process import (
 
 from shared.sampling.params import SamplingParams
 from shared.sampling.random import uniform
-from shared.sampling.sampler import SampleRow, find_candidates, sample
+from shared.sampling.sampler import SampleRow, _find_place, find_candidates, sample
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -37,7 +37,7 @@ def as_logits(*probabilities: float) -> npt.NDArray[np.float32]:
 def distribution(logits: npt.NDArray[np.float32], params: SamplingParams) -> dict[int, float]:
     kept = find_candidates(logits, params)
     shares = kept.weights / kept.weights.sum()
-    return dict(zip(kept.token_ids.tolist(), shares.tolist(), strict=True))
+    return {token: share for token, share in zip(kept.token_ids.tolist(), shares.tolist(), strict=True) if share}
 
 
 class TestGreedy:
@@ -76,7 +76,7 @@ class TestDistribution:
 
     def test_tiny_temperature_is_greedy(self) -> None:
         shares = distribution(as_logits(0.3, 0.5, 0.2), SamplingParams(temperature=5e-324))
-        assert shares == {0: 0.0, 1: 1.0, 2: 0.0}
+        assert shares == {1: 1.0}
 
     def test_top_k_keeps_k(self) -> None:
         shares = distribution(as_logits(0.1, 0.4, 0.2, 0.3), SamplingParams(top_k=2))
@@ -245,3 +245,16 @@ def test_heads_of_the_ranking_equal_a_plain_search(weights: list[int], top_p: fl
     kept = ranking[: 1 + next(place for place, share in enumerate(reached) if share >= top_p)]
     params = SamplingParams(top_p=top_p, top_k=top_k)
     assert sorted(distribution(np.array(weights, dtype=np.float32), params)) == sorted(kept)
+
+
+@settings(deadline=None)
+@given(
+    weights=st.lists(st.integers(0, 3), min_size=1, max_size=1100).filter(any),
+    number=st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 0.5, 1 - 2.0**-53])),
+)
+def test_a_draw_by_spans_equals_one_by_a_running_sum(weights: list[int], number: float) -> None:
+    """Small integers sum exactly, so both must agree to the last token."""
+    plain = np.searchsorted(np.cumsum(weights), number * sum(weights), side="right")
+    place = _find_place(np.array(weights, dtype=np.float64), number)
+    assert place == plain
+    assert weights[place] > 0
