@@ -1,5 +1,7 @@
 """`baton model import` and `baton model list`."""
 
+from typing import Self
+
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -11,35 +13,42 @@ from shared.engine.models.registry import ImportProgress, import_model, list_mod
 
 def import_with_progress(name_or_gguf: str, name: str | None) -> None:
     """Imports a model with a progress bar, and prints where it lies; a model that is there already shows no bar."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with plain_failures(), Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = _StageBar(progress)
-        path = import_model(name_or_gguf, name, bar.show)
-        bar.finish()
+    with plain_failures(), StageBars() as bars:
+        path = import_model(name_or_gguf, name, bars.show)
     typer.echo(path)
 
 
-class _StageBar:
-    """One bar a stage, so that the stages that are done stay in sight."""
+class StageBars:
+    """A progress bar for each stage of an import, on standard error; none before the first report."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True))
         self._stage: str | None = None
-        self._task: TaskID | None = None
+        self._bar: TaskID | None = None
 
     def show(self, report: ImportProgress) -> None:
-        """Moves the bar of the report's stage, a new one if the stage is."""
-        if self._task is None or report.stage != self._stage:
-            self.finish()
+        """Moves the bar of the report's stage; a new stage fills the bar of the one before."""
+        if self._bar is None or report.stage != self._stage:
+            self._fill()
+            self._progress.start()
             self._stage = report.stage
-            self._task = self._progress.add_task(report.stage, total=None)
+            self._bar = self._progress.add_task(report.stage, total=None)
         if report.fraction is not None:
-            self._progress.update(self._task, total=1.0, completed=report.fraction)
+            self._progress.update(self._bar, total=1.0, completed=report.fraction)
 
-    def finish(self) -> None:
-        """Fills the bar of the stage that has ended."""
-        if self._task is not None:
-            self._progress.update(self._task, total=1.0, completed=1.0)
+    def _fill(self) -> None:
+        if self._bar is not None:
+            self._progress.update(self._bar, total=1.0, completed=1.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        if exc_type is None:
+            self._fill()
+        if self._bar is not None:
+            self._progress.stop()
 
 
 def print_models() -> None:
