@@ -165,7 +165,8 @@ def _differences(ours: object, theirs: object, path: Sequence[str]) -> list[tupl
         keys = sorted(ours.keys() | theirs.keys())
         pairs = ((key, ours.get(key, ABSENT), theirs.get(key, ABSENT)) for key in keys)
         return [found for key, mine, yours in pairs for found in _differences(mine, yours, (*path, key))]
-    return [] if ours == theirs else [(".".join(path), _text(ours), _text(theirs))]
+    are_equal = json.dumps(ours) == json.dumps(theirs)  # as JSON, where 1 is not true
+    return [] if are_equal else [(".".join(path), _text(ours), _text(theirs))]
 
 
 def _text(value: object) -> str:

@@ -31,14 +31,18 @@ MALFORMED = {
     "old spelling": (
         "model_kwargs: {prefill_token_buckets: {prefill: {prefill_text: [32]}}}",
         "model_kwargs.prefill_token_buckets",
-        "found the old spelling; needs `prefill_token_buckets` at the top level (node → walk → rungs), for every model "
-        "family",
+        (
+            "found the old spelling; needs `prefill_token_buckets` at the top level (node → walk → rungs), for every model "
+            "family"
+        ),
     ),
     "old spelling as one key": (
         "model_kwargs.prefill_token_buckets: [32]",
         "model_kwargs.prefill_token_buckets",
-        "found the old spelling; needs `prefill_token_buckets` at the top level (node → walk → rungs), for every model "
-        "family",
+        (
+            "found the old spelling; needs `prefill_token_buckets` at the top level (node → walk → rungs), for every model "
+            "family"
+        ),
     ),
     "other model_kwargs": (
         "model_kwargs: {trust_remote_code: true}",
@@ -115,8 +119,10 @@ MALFORMED = {
     "budget of a part of a combined walk": (
         "max_batch_tokens: {decode: {prefill_text: 64}}",
         "max_batch_tokens.decode.prefill_text",
-        "found a budget on a walk inside the combined walk `mixed`, whose budget it shares; needs "
-        "max_batch_tokens.decode.mixed instead",
+        (
+            "found a budget on a walk inside the combined walk `mixed`, whose budget it shares; needs "
+            "max_batch_tokens.decode.mixed instead"
+        ),
     ),
     "negative threshold": (
         "long_prefill_token_threshold: -1",
@@ -173,7 +179,10 @@ MALFORMED = {
     "token rungs of a walk without packed captures": (
         "prefill_token_buckets: {decode: {decode: [32]}}",
         "prefill_token_buckets.decode.decode",
-        "found a walk that has no token-packed capture; needs its rungs, in rows, in decode_batch_buckets.decode.decode",
+        (
+            "found a walk that has no token-packed capture; needs its rungs, in rows, in "
+            "decode_batch_buckets.decode.decode"
+        ),
     ),
     "no rungs": (
         "prefill_token_buckets: {prefill: {prefill_text: []}}",
@@ -238,7 +247,10 @@ MALFORMED = {
     "row rungs of a packed walk": (
         "decode_batch_buckets: {decode: {mixed: [64]}}",
         "decode_batch_buckets.decode.mixed",
-        "found a walk whose capture is packed tokens; needs its rungs, in tokens, in prefill_token_buckets.decode.mixed",
+        (
+            "found a walk whose capture is packed tokens; needs its rungs, in tokens, in "
+            "prefill_token_buckets.decode.mixed"
+        ),
     ),
     "row rungs of an unknown walk": (
         "decode_batch_buckets: {decode: {decoding: [64]}}",
