@@ -1,5 +1,7 @@
 """The ways KV comes from each prefill replica: one transport object a kind, attached to replicas by epoch."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 

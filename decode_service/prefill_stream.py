@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import grpc
 import structlog
@@ -88,7 +89,7 @@ class Route:
     fetch_timeout_s: float
 
 
-Call = grpc.aio.StreamStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]
+Call: TypeAlias = "grpc.aio.StreamStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]"
 
 
 async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted | FirstToken]:

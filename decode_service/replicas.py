@@ -1,5 +1,7 @@
 """The prefill replicas: who is there, what was agreed with each, how loaded it is, and which one gets a prompt."""
 
+from __future__ import annotations
+
 import asyncio
 import random
 import time
@@ -89,7 +91,7 @@ class PrefillReplica:
         """Connects until cancelled."""
         delay = _MIN_RETRY_S
         async with grpc.aio.insecure_channel(self.target, options=channel_options()) as channel:
-            stub = prefill_pb2_grpc.PrefillServiceAsyncStub(channel)
+            stub = prefill_pb2_grpc.PrefillServiceStub(channel)
             while True:
                 self._wake.clear()
                 try:

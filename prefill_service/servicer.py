@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -23,7 +23,7 @@ from shared.worker.ledger import BlockLedger
 _LOAD_MIN_INTERVAL_S = 0.1
 _LOAD_MAX_INTERVAL_S = 1.0
 
-Context = grpc.aio.ServicerContext[Any, Any]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Without it a request with invalid UTF-8 ends as INTERNAL, since gRPC parses befo
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from shared.errors import BatonError, InvalidRequestError, Reason
 from shared.rpc.status import status_code, trailing_metadata
 
-Context = grpc.aio.ServicerContext[Any, Any]
-Handler = grpc.RpcMethodHandler[Any, Any]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
+    ) -> "Handler | None":
         """See `grpc.aio.ServerInterceptor`."""
         handler = await continuation(handler_call_details)
         method = str(handler_call_details.method)

@@ -73,7 +73,7 @@ def error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | Non
 def peer_error(error: grpc.aio.AioRpcError) -> BatonError | None:
     """A failed call as the error that the peer raised; None where the failure is not Baton's own."""
     info = error_info(error)
-    if info is None or info.reason not in Reason:
+    if info is None or info.reason not in set(Reason):
         return None
     kinds = [kind for kind, code in STATUS_OF.items() if code == error.code()]
     reason, message, metadata = Reason(info.reason), error.details() or "", dict(info.metadata)

@@ -3,8 +3,7 @@
 Each service object has a registry of its own, so that several can live in one process (tests do that).
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from threading import Thread
 from types import TracebackType
 from wsgiref.simple_server import WSGIServer
@@ -14,41 +13,31 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from shared.engine.stats import WalkStats
+
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-
-
-@dataclass(frozen=True)
-class WalkCounts:
-    """Totals of one walk since the start."""
-
-    walk: str
-    num_steps: int
-    num_tokens: int
-    num_padding_tokens: int
-    num_unpadded_steps: int
-    seconds: float
 
 
 class _StepCollector(Collector):
     """Reads the step counts where they are kept, when Prometheus asks."""
 
-    def __init__(self, service: str, read: Callable[[], Iterable[WalkCounts]]) -> None:
+    def __init__(self, service: str, read: Callable[[], Mapping[str, WalkStats]]) -> None:
         self._service = service
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        fields: tuple[tuple[str, str, Callable[[WalkCounts], float]], ...] = (
-            ("steps", "Steps run.", lambda counts: counts.num_steps),
-            ("step_tokens", "Tokens run in steps, padding not counted.", lambda counts: counts.num_tokens),
-            ("step_padding_tokens", "Padding added to reach a rung.", lambda counts: counts.num_padding_tokens),
-            ("steps_over_top_rung", "Steps larger than the top rung.", lambda counts: counts.num_unpadded_steps),
-            ("step_seconds", "Time spent in steps.", lambda counts: counts.seconds),
+        fields: tuple[tuple[str, str, Callable[[WalkStats], float]], ...] = (
+            ("steps", "Steps run.", lambda stats: stats.num_steps),
+            ("step_tokens", "Tokens run in steps, padding not counted.", lambda stats: stats.num_tokens),
+            ("step_padding_tokens", "Padding that fills steps up to their rungs.", lambda stats: stats.num_padding_tokens),
+            ("steps_over_top_rung", "Steps larger than the top rung.", lambda stats: stats.num_unpadded_steps),
+            ("step_seconds", "Time spent in steps.", lambda stats: stats.seconds),
         )
-        counts = list(self._read())
+        walks = self._read()
         for name, text, value in fields:
             family = CounterMetricFamily(f"baton_{self._service}_{name}", text, labels=["walk"])
-            for walk in counts:
-                family.add_metric([walk.walk], value(walk))
+            for walk, stats in walks.items():
+                family.add_metric([walk], value(stats))
             yield family
 
 
@@ -77,7 +66,7 @@ class ServiceMetrics:
             registry=self.registry,
         )
 
-    def watch_steps(self, read: Callable[[], Iterable[WalkCounts]]) -> None:
+    def watch_steps(self, read: Callable[[], Mapping[str, WalkStats]]) -> None:
         """Serves the step counts that `read` returns."""
         self.registry.register(_StepCollector(self._service, read))
 

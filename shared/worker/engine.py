@@ -71,7 +71,7 @@ def build_engine(
     layout = model.kv_layout(serving.kv.block_size)
     pool = _make_pool(layout, num_kv_blocks, shm_dir)
     try:
-        runner = Runner(model, pool, resolved.walks_of(node))
+        runner = Runner(model, pool, resolved.walks_of(node), max_num_rows=resolved.max_num_seqs(node))
         runner.warm_up()
         allocator = BlockAllocator(num_kv_blocks, pool.generations)
         return Engine(
