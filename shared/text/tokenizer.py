@@ -150,11 +150,19 @@ def _apply_sequence_rule(backend: tokenizers.Tokenizer, config: dict[str, Any], 
         return
     bos = special_tokens.get("bos_token") if config.get("add_bos_token") else None
     eos = special_tokens.get("eos_token") if config.get("add_eos_token") else None
-    around = [token for token in (bos, eos) if token is not None]
+    around = [(token, _id_of(backend, token)) for token in (bos, eos) if token is not None]
     backend.post_processor = tokenizers.processors.TemplateProcessing(
-        single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
-        special_tokens=[(token, backend.token_to_id(token)) for token in around],
+        single=[*([bos] if bos else []), "$A", *([eos] if eos else [])], special_tokens=around
     )
+
+
+def _id_of(backend: tokenizers.Tokenizer, token: str) -> int:
+    token_id = backend.token_to_id(token)
+    if token_id is None:
+        raise ModelLoadError(
+            f"tokenizer_config.json puts {token!r} around prompts, and tokenizer.json does not have it"
+        )
+    return token_id
 
 
 def _eos_token_ids(path: Path, backend: tokenizers.Tokenizer, special_tokens: dict[str, str]) -> list[int]:

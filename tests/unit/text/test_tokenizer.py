@@ -133,6 +133,10 @@ class TestChat:
 
 
 class TestBrokenDirectories:
+    def test_sequence_rule_with_a_token_that_is_absent(self, write_model: WriteModel) -> None:
+        with pytest.raises(ModelLoadError, match="'<absent>'"):
+            Tokenizer.from_directory(write_model(tokenizer_config={"add_bos_token": True, "bos_token": "<absent>"}))
+
     def test_no_tokenizer(self, tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError, match=r"has no tokenizer\.json"):
             Tokenizer.from_directory(tmp_path)
