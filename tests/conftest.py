@@ -1,0 +1,22 @@
+"""Models that many tests use."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.engine.models.registry import import_model
+from tests.tiny_models import write_tiny_model
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """The default model, imported if it is not there yet."""
+    return import_model(DEFAULT_MODEL)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama with a tokenizer of bytes."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "llama")
