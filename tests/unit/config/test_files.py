@@ -40,8 +40,8 @@ UNREADABLE = {
     "object": (
         b"model: !!python/object:os.system x",
         (
-            "line 1, column 8: could not determine a constructor for the tag 'tag:yaml.org,2002:python/object:os.system'; "
-            "needs valid YAML"
+            "line 1, column 8: could not determine a constructor for the tag 'tag:yaml.org,2002:"
+            "python/object:os.system'; needs valid YAML"
         ),
     ),
     "control character": (

@@ -38,8 +38,8 @@ def test_a_mixed_budget_without_room_for_a_prompt_token_is_a_caution() -> None:
     config = ServingConfig.model_validate({"max_batch_tokens": {"decode": 64}})
     assert cautions(resolve(config)) == [
         (
-            "max_batch_tokens.decode.mixed is 64 and max_num_seqs.decode is 64: when the node is full, a mixed step has no "
-            "room for all decode rows and a prompt token, so rows take turns"
+            "max_batch_tokens.decode.mixed is 64 and max_num_seqs.decode is 64: when the node is full, a mixed step "
+            "has no room for all decode rows and a prompt token, so rows take turns"
         )
     ]
     assert cautions(resolve(ServingConfig.model_validate({"max_batch_tokens": {"decode": 65}}))) == []

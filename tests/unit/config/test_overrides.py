@@ -94,8 +94,8 @@ REFUSED = {
     "unknown section": (
         {"BATON_SERVNG__MODEL": "a"},
         (
-            "BATON_SERVNG__MODEL: found an unknown section; needs one of BATON_SERVING__, BATON_PREFILL__, BATON_DECODE__ "
-            "(did you mean BATON_SERVING__?)"
+            "BATON_SERVNG__MODEL: found an unknown section; needs one of BATON_SERVING__, BATON_PREFILL__, "
+            "BATON_DECODE__ (did you mean BATON_SERVING__?)"
         ),
     ),
     "one key twice": (

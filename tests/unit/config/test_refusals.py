@@ -32,16 +32,16 @@ MALFORMED = {
         "model_kwargs: {prefill_token_buckets: {prefill: {prefill_text: [32]}}}",
         "model_kwargs.prefill_token_buckets",
         (
-            "found the old spelling; needs `prefill_token_buckets` at the top level (node → walk → rungs), for every model "
-            "family"
+            "found the old spelling; needs `prefill_token_buckets` at the top level (node → walk → rungs), for "
+            "every model family"
         ),
     ),
     "old spelling as one key": (
         "model_kwargs.prefill_token_buckets: [32]",
         "model_kwargs.prefill_token_buckets",
         (
-            "found the old spelling; needs `prefill_token_buckets` at the top level (node → walk → rungs), for every model "
-            "family"
+            "found the old spelling; needs `prefill_token_buckets` at the top level (node → walk → rungs), for "
+            "every model family"
         ),
     ),
     "other model_kwargs": (
