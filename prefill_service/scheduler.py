@@ -124,6 +124,7 @@ class PrefillScheduler:
         exports: ExportTable,
         transports: dict[str, KvTransport],
         max_model_len: int,
+        vocab_size: int,
         max_num_seqs: int,
         max_queue_len: int,
         metrics: ServiceMetrics,
@@ -135,6 +136,7 @@ class PrefillScheduler:
         self._exports = exports
         self._transports = transports
         self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
         self._max_num_seqs = max_num_seqs
         self._max_queue_len = max_queue_len
         self._layout = pool.layout
@@ -246,6 +248,13 @@ class PrefillScheduler:
                 f"first_needed_token is {task.first_needed_token}; needs a multiple of {block_size} below {prompt_len}",
                 Reason.PREFILL_PROTOCOL_VIOLATED,
                 {"first_needed_token": task.first_needed_token, "block_size": block_size},
+            )
+        largest_id = max((*task.token_ids, *task.banned_token_ids))
+        if largest_id >= self._vocab_size:
+            raise InvalidRequestError(
+                f"token id {largest_id} is out of range; needs 0 to {self._vocab_size - 1}",
+                Reason.TOKEN_ID_OUT_OF_RANGE,
+                {"token_id": largest_id, "vocab_size": self._vocab_size},
             )
         if task.transport not in self._transports:
             raise InvalidRequestError(

@@ -58,6 +58,7 @@ class PrefillServer(EngineService[PrefillCore]):
             exports,
             transports,
             max_model_len(self.serving, engine.model),
+            engine.model.config.vocab_size,
             self.resolved.max_num_seqs(NODE),
             self._config.max_queue_len,
             self.metrics,

@@ -1,0 +1,32 @@
+"""A runner whose arithmetic is checked by hand: after token t it wants t + 1."""
+
+from collections.abc import Sequence
+
+import torch
+
+from shared.engine.step import StepRow
+
+VOCAB_SIZE = 100
+
+
+class CountingRunner:
+    """Keeps every step it was given; `fail_on` names a token that makes a step fail."""
+
+    def __init__(self, fail_on: int | None = None) -> None:
+        self.steps: list[tuple[str, list[StepRow]]] = []
+        self._fail_on = fail_on
+
+    def run(self, walk: str, rows: Sequence[StepRow]) -> torch.Tensor:
+        self.steps.append((walk, list(rows)))
+        if any(self._fail_on in row.token_ids for row in rows):
+            raise RuntimeError("no memory")
+        finals = [row for row in rows if row.wants_logits]
+        logits = torch.zeros(len(finals), VOCAB_SIZE)
+        for index, row in enumerate(finals):
+            logits[index, (row.token_ids[-1] + 1) % VOCAB_SIZE] = 1.0
+        return logits
+
+    @property
+    def shapes(self) -> list[tuple[str, list[tuple[int, int]]]]:
+        """Each step as its walk and the (start, length) of its rows."""
+        return [(walk, [(row.start, len(row.token_ids)) for row in rows]) for walk, rows in self.steps]
