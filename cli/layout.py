@@ -15,37 +15,16 @@ from shared.config.services import DecodeServiceConfig, PrefillServiceConfig, Se
 from shared.errors import ConfigError
 
 _ANY_ADDRESS = ("0.0.0.0", "::", "[::]")  # noqa: S104 (recognized, not bound)
-_CHECKOUT = Path(__file__).resolve().parents[1]
-
-
-def default_config(name: str) -> Path:
-    """`configs/<name>.yaml` in the working directory, or in the checkout that this program runs from."""
-    here = Path("configs") / f"{name}.yaml"
-    return here if here.exists() else _CHECKOUT / here
+_CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 
 @dataclass(frozen=True)
 class ConfigFiles:
-    """The three config files of a deployment; None stands for the default file."""
+    """The config files of a deployment: the shared one, and each service's own; by default those of this checkout."""
 
-    serving: Path | None = None
-    prefill: Path | None = None
-    decode: Path | None = None
-
-    @property
-    def serving_path(self) -> Path:
-        """The shared config."""
-        return self.serving or default_config("serving")
-
-    @property
-    def prefill_path(self) -> Path:
-        """The prefill service's config."""
-        return self.prefill or default_config("prefill")
-
-    @property
-    def decode_path(self) -> Path:
-        """The decode service's config."""
-        return self.decode or default_config("decode")
+    serving: Path = _CONFIGS / "serving.yaml"
+    prefill: Path = _CONFIGS / "prefill.yaml"
+    decode: Path = _CONFIGS / "decode.yaml"
 
 
 @dataclass(frozen=True)
@@ -67,8 +46,8 @@ def lay_out(files: ConfigFiles, num_prefill: int, num_decode: int, environ: Mapp
     Raises:
         ConfigError: a config is wrong, or two processes would listen on one port.
     """
-    resolve(load_serving(files.serving_path, environ))
-    prefill, decode = load_prefill(files.prefill_path, environ), load_decode(files.decode_path, environ)
+    resolve(load_serving(files.serving, environ))
+    prefill, decode = load_prefill(files.prefill, environ), load_decode(files.decode, environ)
     num_processes = num_prefill + num_decode
     prefill_specs = [_prefill_spec(files, prefill, index, num_processes) for index in range(num_prefill)]
     targets = [spec.target for spec in prefill_specs]
@@ -97,7 +76,7 @@ def free_port() -> int:
 
 
 def _prefill_spec(files: ConfigFiles, config: PrefillServiceConfig, index: int, num_processes: int) -> ProcessSpec:
-    arguments = ("--config", str(files.prefill_path), "--serving", str(files.serving_path))
+    arguments = ("--config", str(files.prefill), "--serving", str(files.serving))
     command = service_command("prefill_service", *arguments)
     return _spec("prefill", PREFILL_SERVICE, command, config, index, {"PROCESSES_ON_HOST": str(num_processes)})
 
@@ -109,7 +88,7 @@ def _decode_spec(
     overrides = {"PROCESSES_ON_HOST": str(num_processes)}
     if prefill_targets:
         overrides["PREFILL_TARGETS"] = json.dumps(list(prefill_targets))
-    arguments = ("--config", str(files.decode_path), "--serving", str(files.serving_path))
+    arguments = ("--config", str(files.decode), "--serving", str(files.serving))
     command = service_command("decode_service", *arguments)
     return _spec("decode", GENERATION_SERVICE, command, config, index, overrides)
 

@@ -140,7 +140,9 @@ def up(
 
     if prefill + decode == 0:
         raise typer.BadParameter("nothing to start: --prefill and --decode are both 0")
-    raise typer.Exit(run(prefill, decode, ConfigFiles(serving, prefill_config, decode_config), ready_timeout))
+    given = {"serving": serving, "prefill": prefill_config, "decode": decode_config}
+    files = ConfigFiles(**{name: path for name, path in given.items() if path is not None})
+    raise typer.Exit(run(prefill, decode, files, ready_timeout))
 
 
 @models.command("import")

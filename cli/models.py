@@ -5,7 +5,7 @@ from typing import Self
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from cli.failures import plain_failures
 from shared.engine.models.registry import ImportProgress, import_model, list_models
@@ -53,7 +53,7 @@ class StageBars:
 
 def print_models() -> None:
     """Prints a table of the models that can be named."""
-    table = Table("model", "size", "where")
+    table = Table("model", "size", Column("where", overflow="fold"))
     for entry in list_models():
         if entry.path is None:
             table.add_row(entry.name, "", "not imported yet")

@@ -1,7 +1,6 @@
 """The client for asyncio: the same verbs as the one for threads, awaited."""
 
 import asyncio
-import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
@@ -13,7 +12,7 @@ from baton.v1 import generation_pb2 as pb
 from baton.v1.generation_pb2_grpc import GenerationServiceStub
 from baton_client import convert, health, values
 from baton_client.errors import DeadlineExceeded, error_from_rpc
-from baton_client.targets import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Attempts, channel_options, parse_targets
+from baton_client.targets import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Attempts, channel_options, parse_targets, turns
 
 if TYPE_CHECKING:
     from baton.v1.generation_pb2_grpc import GenerationServiceAsyncStub
@@ -112,9 +111,9 @@ class AsyncBatonClient:
                 if isinstance(event, Delta):
                     print(event.text, end="", flush=True)
 
-    Calls go round-robin over the targets, each over a channel that is kept open. A call that finds its target
-    unavailable before anything was streamed goes on to the next target, each once at most. A client belongs to the
-    event loop that makes its first call.
+    Calls go round-robin over the targets, from a random one on, each over a channel that is kept open. A call that
+    finds its target unavailable before anything was streamed goes on to the next target, each once at most. A client
+    belongs to the event loop that makes its first call.
 
     Args:
         targets: "host:port", several of them joined by commas, or a sequence.
@@ -137,7 +136,7 @@ class AsyncBatonClient:
         self._timeout = timeout
         self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._turns = itertools.count()
+        self._turns = turns(len(self._targets))
 
     async def generate(
         self,

@@ -1,6 +1,5 @@
 """The client for threads: every call blocks until its answer, or its next event, is there."""
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -12,7 +11,7 @@ from baton.v1 import generation_pb2 as pb
 from baton.v1.generation_pb2_grpc import GenerationServiceStub
 from baton_client import convert, health, values
 from baton_client.errors import DeadlineExceeded, error_from_rpc
-from baton_client.targets import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Attempts, channel_options, parse_targets
+from baton_client.targets import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Attempts, channel_options, parse_targets, turns
 
 _Item = TypeVar("_Item")
 _Response = TypeVar("_Response")
@@ -112,9 +111,9 @@ class BatonClient:
                 if isinstance(event, Delta):
                     print(event.text, end="", flush=True)
 
-    Calls go round-robin over the targets, each over a channel that is kept open. A call that finds its target
-    unavailable before anything was streamed goes on to the next target, each once at most. It may be used from several
-    threads.
+    Calls go round-robin over the targets, from a random one on, each over a channel that is kept open. A call that
+    finds its target unavailable before anything was streamed goes on to the next target, each once at most. It may be
+    used from several threads.
 
     Args:
         targets: "host:port", several of them joined by commas, or a sequence.
@@ -137,7 +136,7 @@ class BatonClient:
         self._timeout = timeout
         self._channels = {target: _open_channel(target, credentials) for target in self._targets}
         self._stubs = {target: GenerationServiceStub(channel) for target, channel in self._channels.items()}
-        self._turns = itertools.count()
+        self._turns = turns(len(self._targets))
 
     def generate(
         self, prompt: values.Prompt, *, timeout: float | None = None, **options: Unpack[values.Options]

@@ -1,9 +1,10 @@
 """Which server a call goes to, for how long, and how often it is tried."""
 
+import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
@@ -31,6 +32,14 @@ def parse_targets(targets: str | Sequence[str]) -> tuple[str, ...]:
     if not parsed:
         raise ValueError(f"no target in {targets!r}; a target is host:port")
     return parsed
+
+
+def turns(num_targets: int) -> Iterator[int]:
+    """Indices of the targets that calls begin with, to be taken modulo `num_targets`.
+
+    They start anywhere, so that programs of one call each do not all go to the first target.
+    """
+    return itertools.count(random.randrange(num_targets))  # noqa: S311 (nothing secret)
 
 
 def channel_options(target: str) -> list[tuple[str, int]]:

@@ -68,6 +68,7 @@ class EchoServicer(generation_pb2_grpc.GenerationServiceServicer):
         self.failure_after: tuple[int, Failure] | None = None
         """The stream fails after so many deltas."""
         self.cancelled = threading.Event()
+        """A stream was left before its end."""
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         await self._enter(request, context)
@@ -91,6 +92,21 @@ class EchoServicer(generation_pb2_grpc.GenerationServiceServicer):
         context: Context,
     ) -> AsyncIterator[pb.StreamGenerateResponse]:
         await self._enter(request, context)
+        has_ended = False
+        try:
+            async for response in self._stream(request, context):
+                yield response
+            has_ended = True
+        except grpc.aio.AbortError:
+            has_ended = True
+            raise
+        finally:
+            if not has_ended:
+                self.cancelled.set()
+
+    async def _stream(
+        self, request: pb.StreamGenerateRequest, context: Context
+    ) -> AsyncIterator[pb.StreamGenerateResponse]:
         prompt, completion = _tokens(request)
         request_id = request.request_id or "made-by-server"
         yield pb.StreamGenerateResponse(
@@ -135,11 +151,7 @@ class EchoServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def _disturb(self, num_sent: int, context: Context) -> None:
         if num_sent == self.silent_after:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                self.cancelled.set()
-                raise
+            await asyncio.Event().wait()
         if self.failure_after is not None and num_sent == self.failure_after[0]:
             await _abort(context, self.failure_after[1])
 

@@ -104,8 +104,5 @@ def test_every_config_is_checked(files: ConfigFiles, tmp_path: Path) -> None:
 
 def test_the_repositorys_own_configs_are_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert ConfigFiles().serving_path.name == "serving.yaml"
-    assert ConfigFiles().serving_path.is_absolute()
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "decode.yaml").write_text("")
-    assert ConfigFiles().decode_path == Path("configs/decode.yaml")
+    prefill, decode = lay_out(ConfigFiles(), 1, 1, environ={}).specs
+    assert (prefill.port, prefill.metrics_port, decode.port, decode.metrics_port) == (50061, 9461, 50051, 9451)

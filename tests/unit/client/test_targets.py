@@ -1,10 +1,11 @@
+import itertools
 from pathlib import Path
 
 import grpc
 import pytest
 
 from baton_client import BatonClientError
-from baton_client.targets import Attempts, channel_options, parse_targets
+from baton_client.targets import Attempts, channel_options, parse_targets, turns
 
 UNAVAILABLE = BatonClientError("no", status=grpc.StatusCode.UNAVAILABLE)
 
@@ -25,6 +26,15 @@ def test_targets_are_a_string_with_commas_or_a_sequence(given: str | list[str], 
 def test_no_target_is_refused(given: str | list[str]) -> None:
     with pytest.raises(ValueError, match="host:port"):
         parse_targets(given)
+
+
+def test_turns_start_anywhere_and_take_every_target() -> None:
+    starts = set()
+    for _ in range(200):
+        first, second, third = (turn % 3 for turn in itertools.islice(turns(3), 3))
+        assert (second, third) == ((first + 1) % 3, (first + 2) % 3)
+        starts.add(first)
+    assert starts == {0, 1, 2}
 
 
 def test_grpc_knows_every_option() -> None:
