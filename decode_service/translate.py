@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from baton.v1 import generation_pb2
 from decode_service.request import Delta, Finished, GenerationEvent, GenerationRequest, Started, Usage
-from shared.errors import InvalidRequestError, Reason, UnimplementedFieldError
+from shared.errors import InvalidRequestError, Reason, UnimplementedFieldError, require
 from shared.rpc.convert import sampling_from_proto
 from shared.text.stopping import Finish, FinishReason, StoppingParams
 from shared.text.tokenizer import Tokenizer
@@ -64,12 +64,8 @@ def request_from_proto(message: AnyGenerateRequest, model: ServedModel) -> Gener
     check_model(message.model, model)
     _refuse_unimplemented(message)
     sampling = sampling_from_proto(message.sampling, default_seed=secrets.randbits(64))
-    if message.sampling.HasField("n") and message.sampling.n == 0:
-        raise InvalidRequestError(
-            "sampling.n is 0; needs at least 1",
-            Reason.SAMPLING_INVALID,
-            {"field": "n", "value": 0, "bounds": "[1, inf)"},
-        )
+    if message.sampling.HasField("n"):
+        require(message.sampling.n >= 1, "sampling.n", message.sampling.n, "[1, inf)", Reason.SAMPLING_INVALID)
     prompt = _prompt_token_ids(message, model)
     _check_prompt(prompt, model)
     room = model.max_model_len - len(prompt)

@@ -94,6 +94,18 @@ class InvalidRequestError(BatonError):
     default_reason = Reason.MALFORMED_MESSAGE
 
 
+def require(is_inside: bool, field: str, value: object, bounds: str, reason: Reason) -> None:
+    """Refuses a request's field whose value is out of its bounds.
+
+    Raises:
+        InvalidRequestError: unless `is_inside`; metadata: field, value, bounds.
+    """
+    if not is_inside:
+        raise InvalidRequestError(
+            f"{field} is {value}, and must be in {bounds}", reason, {"field": field, "value": value, "bounds": bounds}
+        )
+
+
 class UnimplementedFieldError(BatonError):
     """The request sets a field whose behaviour this version does not have."""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from shared.errors import InvalidRequestError, Reason
+from shared.errors import Reason, require
 
 MAX_TEMPERATURE = 100.0
 MAX_SEED = 2**64 - 1
@@ -46,9 +46,4 @@ class SamplingParams:
 
 
 def _require(is_inside: bool, field: str, value: float, bounds: str) -> None:
-    if not is_inside:
-        raise InvalidRequestError(
-            f"sampling.{field} is {value}, and must be in {bounds}",
-            Reason.SAMPLING_INVALID,
-            {"field": f"sampling.{field}", "value": value, "bounds": bounds},
-        )
+    require(is_inside, f"sampling.{field}", value, bounds, Reason.SAMPLING_INVALID)

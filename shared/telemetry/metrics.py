@@ -29,7 +29,11 @@ class _StepCollector(Collector):
         fields: tuple[tuple[str, str, Callable[[WalkStats], float]], ...] = (
             ("steps", "Steps run.", lambda stats: stats.num_steps),
             ("step_tokens", "Tokens run in steps, padding not counted.", lambda stats: stats.num_tokens),
-            ("step_padding_tokens", "Padding that fills steps up to their rungs.", lambda stats: stats.num_padding_tokens),
+            (
+                "step_padding_tokens",
+                "Padding up to the rung.",
+                lambda stats: stats.num_padding_tokens,
+            ),
             ("steps_over_top_rung", "Steps larger than the top rung.", lambda stats: stats.num_unpadded_steps),
             ("step_seconds", "Time spent in steps.", lambda stats: stats.seconds),
         )

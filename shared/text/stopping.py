@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shared.errors import InvalidRequestError, Reason
+from shared.errors import Reason, require
 from shared.text.stop_matcher import StopMatcher
 
 __all__ = [
@@ -137,9 +137,4 @@ def _stop_ids(params: StoppingParams, eos_token_ids: Collection[int]) -> set[int
 
 
 def _require(is_inside: bool, field: str, value: int, bounds: str, reason: Reason = Reason.STOPPING_INVALID) -> None:
-    if not is_inside:
-        raise InvalidRequestError(
-            f"stopping.{field} is {value}, and must be in {bounds}",
-            reason,
-            {"field": f"stopping.{field}", "value": value, "bounds": bounds},
-        )
+    require(is_inside, f"stopping.{field}", value, bounds, reason)
