@@ -121,9 +121,8 @@ class TestRefusals:
 
     async def _malformed(self, split: Split, request: bytes, reason: str = "MALFORMED_MESSAGE") -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{split.decode.port}") as channel:
-            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-                "/baton.v1.GenerationService/Generate"
-            )
+            generate: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+            generate = channel.unary_unary("/baton.v1.GenerationService/Generate")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await generate(request, timeout=10)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -19,7 +19,8 @@ def prompt(length: int) -> list[int]:
 
 async def complete(client: AsyncBatonClient, length: int, salt: str, options: Options) -> tuple[int, ...]:
     """The completion's tokens; with a salt of its own a request reuses no KV."""
-    result = await client.generate(prompt(length), **{**greedy(cache_salt=salt, max_tokens=MAX_TOKENS), **options})
+    given: Options = {**greedy(cache_salt=salt, max_tokens=MAX_TOKENS), **options}
+    result = await client.generate(prompt(length), **given)
     assert result.usage.cached_tokens == 0
     (completion,) = result.completions
     assert completion.finish_reason is FinishReason.LENGTH
