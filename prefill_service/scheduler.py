@@ -142,6 +142,7 @@ class PrefillScheduler:
         self._layout = pool.layout
         self._jobs: dict[str, PrefillJob] = {}
         self._waiting: deque[PrefillJob] = deque()
+        self._failure: str | None = None
         self.load_changed = asyncio.Event()
 
     def submit(self, task: PrefillTask) -> PrefillJob:
@@ -151,8 +152,11 @@ class PrefillScheduler:
             InvalidRequestError: the prompt cannot fit the model or the pool, or the task contradicts itself.
             DuplicateRequestError: a live task has this id.
             QueueFullError: as many tasks wait as may.
+            UnavailableError: the step loop has stopped (ENGINE_FAILED).
         """
         self._check(task)
+        if self._failure is not None:
+            raise _stopped(self._failure)
         if task.request_id in self._jobs:
             raise DuplicateRequestError(
                 f"request {task.request_id!r} is live on this prefill service", metadata={"request_id": task.request_id}
@@ -365,9 +369,15 @@ class PrefillScheduler:
             job.outbox.put_nowait(UnavailableError(f"a prefill step failed: {error}", Reason.PREFILL_FAILED))
 
     def _fail_all(self, error: str) -> None:
-        """The step loop is gone: what it was computing will not be."""
+        """The step loop is gone: what it was computing will not be, and it no longer touches any block."""
+        self._failure = error
         self._waiting.clear()
-        for job in self._jobs.values():
-            job.is_computing = False
+        for job in list(self._jobs.values()):
+            if job.is_computing:
+                self._retire(job, error=None)
             if not job.is_closed:
-                job.outbox.put_nowait(UnavailableError(f"the engine has stopped: {error}", Reason.ENGINE_FAILED))
+                job.outbox.put_nowait(_stopped(error))
+
+
+def _stopped(error: str) -> UnavailableError:
+    return UnavailableError(f"the engine has stopped: {error}", Reason.ENGINE_FAILED)
