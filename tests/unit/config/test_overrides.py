@@ -47,6 +47,14 @@ def test_lists_of_addresses_and_hosts_are_plain_text(file: Path) -> None:
     assert config.host == "0.0.0.0"
 
 
+def test_a_wrong_value_in_a_list_is_refused_by_the_variable_that_holds_the_list(file: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_prefill(file, {"BATON_PREFILL__TRANSPORTS": "[shm, rdma]"})
+    assert refused.value.message == (
+        'BATON_PREFILL__TRANSPORTS: transports[1]: found "rdma"; needs one of shm, grpc, local'
+    )
+
+
 def test_names_are_case_insensitive(file: Path) -> None:
     assert load_serving(file, {"baton_Serving__kv__Block_Size": "8"}).kv.block_size == 8
 

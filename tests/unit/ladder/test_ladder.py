@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.ladder import Ladder, doubling_rungs, trim
@@ -44,6 +44,7 @@ def test_trimming_keeps_the_first_rung_that_holds_the_budget(
     assert trim((512, 1024, 2048, 2176), budget) == Ladder(kept, dropped)
 
 
+@settings(deadline=None)
 @given(RUNGS, st.integers(1, 6000))
 def test_trimming_changes_the_rung_of_no_step_within_the_budget(rungs: tuple[int, ...], budget: int) -> None:
     trimmed = trim(rungs, budget)
@@ -53,6 +54,7 @@ def test_trimming_changes_the_rung_of_no_step_within_the_budget(rungs: tuple[int
     assert all(rung < budget for rung in trimmed.rungs[:-1])
 
 
+@settings(deadline=None)
 @given(RUNGS, st.integers(1, 6000))
 def test_rungs_enclose_a_step(rungs: tuple[int, ...], num_tokens: int) -> None:
     ladder = Ladder(rungs)

@@ -10,6 +10,7 @@ from shared.ladder import Ladder
 from shared.planning import PlanRow, StepLimits, plan_step
 from tests.unit.planning.simulate import Arrival, Chunk, Step, simulate
 
+UNTIMED = settings(deadline=None)
 LADDERS = st.sets(st.sampled_from((1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 100)), max_size=6).map(
     lambda rungs: Ladder(tuple(sorted(rungs)))
 )
@@ -58,6 +59,7 @@ def oldest(rows: list[PlanRow]) -> int:
     )
 
 
+@UNTIMED
 @given(ROWS, step_limits())
 def test_a_plan_answers_for_every_row_once(rows: list[PlanRow], limits: StepLimits) -> None:
     plan = plan_step(rows, limits)
@@ -67,6 +69,7 @@ def test_a_plan_answers_for_every_row_once(rows: list[PlanRow], limits: StepLimi
     assert all(1 <= row.num_tokens <= rows[row.row_index].num_remaining for row in plan.slices)
 
 
+@UNTIMED
 @given(ROWS, step_limits())
 def test_the_budget_is_exceeded_by_one_uncuttable_oldest_row_alone(rows: list[PlanRow], limits: StepLimits) -> None:
     assert limits.budget is not None
@@ -77,11 +80,13 @@ def test_the_budget_is_exceeded_by_one_uncuttable_oldest_row_alone(rows: list[Pl
         assert not rows[only.row_index].can_cut
 
 
+@UNTIMED
 @given(ROWS, step_limits())
 def test_the_oldest_row_advances(rows: list[PlanRow], limits: StepLimits) -> None:
     assert grants(rows, limits)[oldest(rows)] > 0
 
 
+@UNTIMED
 @given(ROWS, step_limits())
 def test_rows_are_cut_only_where_they_may_be(rows: list[PlanRow], limits: StepLimits) -> None:
     for row, tokens in zip(rows, grants(rows, limits), strict=True):
@@ -91,6 +96,7 @@ def test_rows_are_cut_only_where_they_may_be(rows: list[PlanRow], limits: StepLi
             assert tokens <= limits.threshold
 
 
+@UNTIMED
 @given(ROWS, step_limits())
 def test_the_number_of_rows_and_of_chunks_is_capped(rows: list[PlanRow], limits: StepLimits) -> None:
     taken = grants(rows, limits)
@@ -103,6 +109,7 @@ def test_the_number_of_rows_and_of_chunks_is_capped(rows: list[PlanRow], limits:
     assert not limits.max_partial_prefills or num_chunks <= limits.max_partial_prefills
 
 
+@UNTIMED
 @given(CUT_ROWS, st.integers(1, 300), st.sampled_from((0, 1, 5, 17, 100)))
 def test_sharing_is_max_min_fair(rows: list[PlanRow], budget: int, threshold: int) -> None:
     """No row's share can grow except at the cost of a row that has no more: the definition, in whole tokens."""
@@ -116,6 +123,7 @@ def test_sharing_is_max_min_fair(rows: list[PlanRow], budget: int, threshold: in
         assert short == sorted(short, reverse=True)  # what does not divide goes to the oldest
 
 
+@UNTIMED
 @given(ROWS, step_limits())
 def test_a_cap_on_chunks_that_does_not_bind_changes_nothing(rows: list[PlanRow], limits: StepLimits) -> None:
     assert limits.budget is not None
@@ -140,6 +148,7 @@ def check_coverage(steps: list[Step], lengths: list[int]) -> None:
         assert ends[-1] == length
 
 
+@UNTIMED
 @given(arrivals(PRIORITIES), step_limits())
 def test_chunks_are_contiguous_in_order_and_cover_every_request(
     all_arrivals: list[Arrival], limits: StepLimits
@@ -147,7 +156,7 @@ def test_chunks_are_contiguous_in_order_and_cover_every_request(
     check_coverage(simulate(all_arrivals, limits), [arrival.length for arrival in all_arrivals])
 
 
-@settings(deadline=None)
+@UNTIMED
 @given(arrivals(st.just(0)), step_limits())
 def test_nothing_starves_under_any_arrival_order(all_arrivals: list[Arrival], limits: StepLimits) -> None:
     """A row waits at most as many steps as rows were ahead of it when it last ran, or arrived."""
@@ -163,10 +172,11 @@ def test_nothing_starves_under_any_arrival_order(all_arrivals: list[Arrival], li
                 may_wait[request] = patience - 1
 
 
+@UNTIMED
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), step_limits())
 def test_a_stream_of_new_rows_does_not_keep_an_old_one_waiting(lengths: list[int], limits: StepLimits) -> None:
     """One row that cannot be cut, larger than any budget, behind rows of which one arrives in every step."""
-    stream = [Arrival(lengths[step % len(lengths)], step) for step in range(40)]
+    stream = [Arrival(lengths[step % len(lengths)], step) for step in range(12)]
     steps = simulate([Arrival(200, 1, can_cut=False), *stream], limits)
     first = next(place for place, step in enumerate(steps) if any(chunk.request == 0 for chunk in step.chunks))
     assert first <= 3
@@ -185,7 +195,7 @@ def padding_under_backlog(steps: list[Step], limits: StepLimits) -> tuple[int, i
     return padding, tokens_run
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 6000), min_size=1, max_size=80),
     budget=st.integers(32, 5000),
@@ -202,7 +212,7 @@ def test_padding_under_backlog_is_at_most_one_percent(
     assert padding * 100 <= tokens_run
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=40),
     num_decoding=st.integers(0, 31),
@@ -221,6 +231,7 @@ def test_mixed_steps_keep_every_decode_row_and_land_on_rungs(
         assert padding * 100 <= plan.num_tokens + padding
 
 
+@UNTIMED
 @given(arrivals(st.just(0)), step_limits())
 def test_planning_is_a_function_of_its_arguments(all_arrivals: list[Arrival], limits: StepLimits) -> None:
     assert simulate(all_arrivals, limits) == simulate(all_arrivals, limits)

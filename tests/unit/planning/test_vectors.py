@@ -257,6 +257,11 @@ def test_sixteen_long_prompts_that_share_steps() -> None:
             [cut(900), cut(30)], limits(1500, threshold=100, max_partial_prefills=1, ladder=POWERS_OF_TWO), [98, 30],
             id="no second chunk is made of a whole row",
         ),
+        pytest.param(
+            [cut(101), cut(70), cut(70)],
+            limits(2048, threshold=100, max_partial_prefills=1, ladder=Ladder((128, 512))), [100, 70, 70],
+            id="or it pads, too",
+        ),
     ],
 )  # fmt: skip
 def test_steps_land_on_rungs_under_backlog(rows: list[PlanRow], within: StepLimits, expected: list[int]) -> None:
