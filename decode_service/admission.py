@@ -99,6 +99,8 @@ class Admission:
 
     def _admit(self) -> None:
         """Grants from the head of the queue; a head that does not fit yet holds the rest, so that it cannot starve."""
+        # A caller that went away a moment ago may not have run yet to withdraw.
+        self._waiters = [waiter for waiter in self._waiters if not waiter.admitted.cancelled()]
         while self._waiters and self._num_admitted < self._max_num_seqs:
             head = max(self._waiters, key=lambda waiter: waiter.request.priority)
             request = head.request
