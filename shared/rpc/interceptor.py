@@ -3,6 +3,7 @@
 Without it a request with invalid UTF-8 ends as INTERNAL, since gRPC parses before the servicer is called.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from shared.errors import BatonError, InvalidRequestError, Reason
-from shared.rpc.status import status_code, trailing_metadata
+from shared.rpc.status import status_code, status_message, trailing_metadata
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -60,10 +61,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def _unary(self, method: str, behaviour: Any) -> Any:  # noqa: ANN401 (handlers of any message type)
         async def call(request: Any, context: Context) -> Any:  # noqa: ANN401
-            status = "CANCELLED"
+            status = "UNKNOWN"
             try:
                 response = await behaviour(_checked(request), context)
                 status = "OK"
+            except asyncio.CancelledError:
+                status = "CANCELLED"
+                raise
             except BatonError as error:
                 status = status_code(error).name
                 await _abort(context, error)
@@ -75,12 +79,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def _streaming(self, method: str, behaviour: Any, check: Callable[[Any], Any]) -> Any:  # noqa: ANN401
         async def call(request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
-            status = "CANCELLED"
+            status = "UNKNOWN"
             try:
                 async with aclosing(behaviour(check(request), context)) as responses:
                     async for response in responses:
                         yield response
                 status = "OK"
+            except (asyncio.CancelledError, GeneratorExit):
+                status = "CANCELLED"
+                raise
             except BatonError as error:
                 status = status_code(error).name
                 await _abort(context, error)
@@ -91,7 +98,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 async def _abort(context: Context, error: BatonError) -> NoReturn:
-    await context.abort(status_code(error), error.message, trailing_metadata(error))
+    await context.abort(status_code(error), status_message(error), trailing_metadata(error))
 
 
 def _tolerant(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
