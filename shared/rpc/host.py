@@ -60,8 +60,9 @@ class GrpcHost:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [self._service_name, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, server)
-        self.port = self._listen(server)
+        # The endpoint first: a gRPC server that was never started cannot give its port back.
         self._endpoint = self._serve_metrics()
+        self.port = self._listen(server)
         await self.set_ready(False)
         await self._health.set(ALIVE, health_pb2.HealthCheckResponse.SERVING)
         await server.start()
