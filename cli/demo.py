@@ -43,10 +43,8 @@ def main() -> int:
 
 
 def _run(layout: Layout, log: TextIO) -> int:
-    text = os.environ.get("PROMPT", "")
-    prompt: Prompt = text or [ChatMessage("user", QUESTION)]
     try:
-        asyncio.run(_demo(layout, prompt, text or QUESTION, log))
+        asyncio.run(_demo(layout, os.environ.get("PROMPT", ""), log))
     except FleetError as error:
         print_error(str(error))
     except BatonClientError as error:
@@ -58,17 +56,18 @@ def _run(layout: Layout, log: TextIO) -> int:
     return EXIT_FAILED
 
 
-async def _demo(layout: Layout, prompt: Prompt, shown_prompt: str, log: TextIO) -> None:
+async def _demo(layout: Layout, text: str, log: TextIO) -> None:
+    prompt: Prompt = text or [ChatMessage("user", QUESTION)]
     async with Fleet(layout.specs, lambda name, line: _log_line(log, name, line)) as fleet:
         await fleet.start()
         for process in fleet.processes:
             spec = process.spec
-            _say(f"started {spec.name}: pid {process.pid}, port {spec.port}, metrics port {spec.metrics_port}")
+            _write(f"started {spec.name}: pid {process.pid}, port {spec.port}, metrics port {spec.metrics_port}\n")
         await fleet.wait_ready(READY_TIMEOUT_S)
-        _say(f"ready\n\n{shown_prompt}\n")
+        _write(f"ready\n\n{text or QUESTION}" + ("" if text else "\n\n"))
         await _stream(layout.targets, prompt)
         await fleet.stop(_STOP_S)
-        _say("stopped both services")
+        _write("stopped both services\n")
 
 
 async def _stream(targets: list[str], prompt: Prompt) -> None:
@@ -80,9 +79,8 @@ async def _stream(targets: list[str], prompt: Prompt) -> None:
         async for event in events:
             stats.observe(event)
             if isinstance(event, Delta):
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
-    _say(f"\n\n{stats.summary()}")
+                _write(event.text)
+    _write(f"\n\n{stats.summary()}\n")
 
 
 def _with_free_ports() -> dict[str, str]:
@@ -91,8 +89,8 @@ def _with_free_ports() -> dict[str, str]:
     return {**inherited, **{name: str(free_port()) for name in names}}
 
 
-def _say(message: str) -> None:
-    sys.stdout.write(f"{message}\n")
+def _write(text: str) -> None:
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 

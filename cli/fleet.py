@@ -155,18 +155,20 @@ class Fleet:
         Raises:
             FleetError: one ended before, or was not ready within `timeout` seconds.
         """
-        waiting = {asyncio.create_task(_wait_ready(spec)): spec for spec in self.specs}
+        waiting = {asyncio.create_task(_wait_ready(spec)): spec.name for spec in self.specs}
         ended = asyncio.create_task(self.next_exit())
-        all_ready = asyncio.gather(*waiting)
         try:
-            either: set[asyncio.Future[Any]] = {all_ready, ended}
-            await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                raise FleetError(f"{ended.result()} before it was ready")
-            if not all_ready.done():
-                late = ", ".join(spec.name for task, spec in waiting.items() if not task.done())
-                raise FleetError(f"not ready within {timeout:g} s: {late}")
-            all_ready.result()
+            async with asyncio.timeout(timeout):
+                while waiting:
+                    either: set[asyncio.Task[Any]] = {*waiting, ended}
+                    done, _ = await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                    if ended in done:
+                        raise FleetError(f"{ended.result()} before it was ready")
+                    for task in done:
+                        task.result()
+                        del waiting[task]
+        except TimeoutError as error:
+            raise FleetError(f"not ready within {timeout:g} s: {', '.join(waiting.values())}") from error
         except BatonClientError as error:
             raise FleetError(f"health check failed: {error.status.name}: {error.message}") from error
         finally:

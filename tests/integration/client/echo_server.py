@@ -206,10 +206,10 @@ class RunningServer:
 
 
 @asynccontextmanager
-async def running_server() -> AsyncIterator[RunningServer]:
-    """A ready server on a free port, in the running event loop."""
+async def running_server(port: int = 0) -> AsyncIterator[RunningServer]:
+    """A ready server on `port` or a free one, in the running event loop."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    running = RunningServer(EchoServicer(), health.aio.HealthServicer(), server.add_insecure_port("127.0.0.1:0"))
+    running = RunningServer(EchoServicer(), health.aio.HealthServicer(), server.add_insecure_port(f"127.0.0.1:{port}"))
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(running.servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(running.health, server)
     await running.set_ready(True)

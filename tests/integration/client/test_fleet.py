@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import os
 import select
 import signal
@@ -165,13 +166,15 @@ async def test_a_process_that_outlives_its_grace_is_reported() -> None:
     assert "baton | error: decode-0 did not end within 0.1 s and was killed" in lines.seen
 
 
-async def test_a_signal_before_it_is_ready_interrupts() -> None:
+async def test_a_signal_before_it_is_ready_interrupts(caplog: pytest.LogCaptureFixture) -> None:
     lines = Lines()
     fleet = Fleet([spec("decode", 0, "--never-ready")], lines.line)
     running = asyncio.create_task(supervise(fleet, lines.say, READY_S, GRACE_S))
     await lines.until(lambda line: "hello" in line)
     os.kill(os.getpid(), signal.SIGINT)
     assert await running == EXIT_INTERRUPTED
+    gc.collect()
+    assert not caplog.records, "asyncio logs exceptions that nobody looked at"
 
 
 async def test_the_rest_goes_on_without_one_replica_but_not_without_a_kind() -> None:
