@@ -88,16 +88,16 @@ class Runner:
             self._log_miss(walk, num_tokens)
         return logits
 
-    def warm_up(self) -> tuple[RungTiming, ...]:
+    def warm_up(self) -> Iterator[RungTiming]:
         """Runs every rung of every walk once, the largest first, never with more tokens than the walk's budget.
 
-        Returns:
-            How long each took.
+        Yields:
+            How long each took, as soon as it has run: a caller may leave in between.
         """
-        timings = tuple(timing for walk in self._walks.values() for timing in self._warm_up_walk(walk))
-        for timing in timings:
-            log.debug("rung_warm", walk=timing.walk, rung=timing.rung, seconds=round(timing.seconds, 4))
-        return timings
+        for walk in self._walks.values():
+            for timing in self._warm_up_walk(walk):
+                log.debug("rung_warm", walk=timing.walk, rung=timing.rung, seconds=round(timing.seconds, 4))
+                yield timing
 
     def _warm_up_walk(self, walk: ResolvedWalk) -> Iterator[RungTiming]:
         for rung in reversed(walk.ladder.rungs):

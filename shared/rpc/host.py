@@ -84,7 +84,8 @@ class GrpcHost:
         self._metrics.requests.labels(method=method, status=status).inc()
 
     def _listen(self, server: grpc.aio.Server) -> int:
-        address = f"{self._host}:{self._wanted_port}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        address = f"{host}:{self._wanted_port}"
         try:
             return server.add_insecure_port(address)
         except RuntimeError as error:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,10 @@ from shared.worker.ledger import BlockLedger
 log = structlog.get_logger()
 
 PROTOCOL_VERSION = 1
+
+
+class StartAbandonedError(Exception):
+    """Nobody waits for the engine any more."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,13 @@ def build_engine(
     num_kv_blocks: int,
     shm_dir: Path | None,
     threads: int,
+    is_abandoned: Callable[[], bool] = lambda: False,
 ) -> Engine:
     """Loads the model, makes the pool (in `shm_dir` where given), and warms every rung up.
 
     Raises:
         ModelLoadError: the model cannot be found or served.
+        StartAbandonedError: `is_abandoned` turned true on the way.
     """
     torch.set_num_threads(threads)
     model_dir = resolve_model(serving.model)
@@ -72,7 +79,7 @@ def build_engine(
     pool = _make_pool(layout, num_kv_blocks, shm_dir)
     try:
         runner = Runner(model, pool, resolved.walks_of(node), max_num_rows=resolved.max_num_seqs(node))
-        runner.warm_up()
+        _warm_up(runner, is_abandoned)
         allocator = BlockAllocator(num_kv_blocks, pool.generations)
         return Engine(
             model=model,
@@ -91,6 +98,12 @@ def build_engine(
     except BaseException:
         pool.close()
         raise
+
+
+def _warm_up(runner: Runner, is_abandoned: Callable[[], bool]) -> None:
+    for _ in runner.warm_up():
+        if is_abandoned():
+            raise StartAbandonedError
 
 
 def step_limits(resolved: ResolvedServing, node: str, walk: str) -> StepLimits:

@@ -1,6 +1,7 @@
 """What a service does from start to stop, whichever node it is: listen, load, warm up, serve, drain, close."""
 
 import asyncio
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -88,15 +89,7 @@ class EngineService(ABC, Generic[Core]):
         log_resolution(self.resolved)
         await self._host.start(self.add_servicer)
         log.info("listening", port=self.port, metrics_port=self.metrics_port)
-        engine = await asyncio.to_thread(
-            build_engine,
-            self.serving,
-            self.resolved,
-            self._node,
-            self._settings.num_kv_blocks,
-            self._shm_dir,
-            self._num_threads,
-        )
+        engine = await self._build_engine()
         self.closers.callback(engine.close)
         observe_engine(self.metrics, engine.runner, engine.ledger)
         max_num_seqs = self.resolved.max_num_seqs(self._node)
@@ -135,6 +128,30 @@ class EngineService(ABC, Generic[Core]):
 
     def on_drain(self) -> None:
         """Called when draining begins, once health says so."""
+
+    async def _build_engine(self) -> Engine:
+        """Builds the engine in a thread; cancelled, it waits for the thread, which stops after the rung it is at."""
+        abandoned = threading.Event()
+        building = asyncio.create_task(
+            asyncio.to_thread(
+                build_engine,
+                self.serving,
+                self.resolved,
+                self._node,
+                self._settings.num_kv_blocks,
+                self._shm_dir,
+                self._num_threads,
+                abandoned.is_set,
+            )
+        )
+        try:
+            return await asyncio.shield(building)
+        except asyncio.CancelledError:
+            abandoned.set()
+            await asyncio.wait({building})
+            if building.exception() is None:
+                building.result().close()
+            raise
 
     def _publish(self, events: list[StepEvent]) -> None:
         """Called on the step loop's thread."""

@@ -98,7 +98,7 @@ def test_no_logits_where_no_row_wants_them(model: LoadedModel) -> None:
 
 def test_steps_are_counted_by_walk_with_their_padding(model: LoadedModel) -> None:
     runner, _ = make_runner(model, prompts(8, 32), batches(1, 4))
-    runner.warm_up()
+    list(runner.warm_up())
     assert runner.stats["prefill_text"].num_steps == 0
 
     runner.run("prefill_text", [row(5)])
@@ -132,7 +132,7 @@ def test_step_above_the_top_rung_runs_unpadded_and_is_logged_ever_less_often(mod
 def test_walk_without_rungs_runs_all_steps_unpadded(model: LoadedModel) -> None:
     runner, _ = make_runner(model, prompts())
 
-    assert runner.warm_up() == ()
+    assert list(runner.warm_up()) == []
     assert torch.equal(
         runner.run("prefill_text", [row(5)]), make_runner(model, prompts(8))[0].run("prefill_text", [row(5)])
     )
@@ -141,7 +141,7 @@ def test_walk_without_rungs_runs_all_steps_unpadded(model: LoadedModel) -> None:
 def test_warm_up_runs_the_largest_rung_first_and_never_more_than_the_budget(model: LoadedModel) -> None:
     runner, pool = make_runner(model, prompts(8, 32, 64, budget=50), batches(1, 4))
 
-    timings = runner.warm_up()
+    timings = list(runner.warm_up())
 
     assert [(timing.walk, timing.rung, timing.num_tokens) for timing in timings] == [
         ("prefill_text", 64, 50),

@@ -119,7 +119,8 @@ def test_end_of_sequence_ends_unless_ignored_or_banned() -> None:
         last = started.until_retired("a")[-1]
     assert last[1] == TokenSampled("a", 99, Finish(FinishReason.STOP, matched_token_id=99))
     with running(CountingRunner(), DECODE, sequence("b", [98], ignore_eos=True)) as started:
-        tokens = [event.token_id for step in started.until_retired("b") for event in step if type(event) is TokenSampled]
+        events = [event for step in started.until_retired("b") for event in step]
+    tokens = [event.token_id for event in events if isinstance(event, TokenSampled)]
     assert tokens == [99, 0, 1]
     with running(CountingRunner(), DECODE, sequence("c", [98], min_tokens=1)) as started:
         first = started.until_retired("c")[0]
