@@ -14,7 +14,7 @@ from shared.engine.ops import Weight
 
 ROW_MULTIPLE = 16
 """Rows of the tile that all others are compared with; buffers have a multiple of so many rows."""
-LARGE_TILES = (128, 64)
+LARGE_TILES = (128, 64, 32)
 SMALL_TILES = (4, 8)
 MAX_TILE_ROWS = max(LARGE_TILES)
 
