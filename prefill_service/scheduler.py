@@ -12,13 +12,13 @@ An exported block has a reference of its own, so it outlives the reservation, an
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import structlog
 
 from prefill_service.exports import ExportTable
+from prefill_service.job import Accepted, HandleReady, Load, PrefillJob, PrefillTask
 from shared.errors import (
-    BatonError,
     DuplicateRequestError,
     HandleError,
     InvalidRequestError,
@@ -30,7 +30,6 @@ from shared.kv.handle import GrpcLocation, KvHandle
 from shared.kv.pool import KvPool
 from shared.kv.transports.base import KvTransport
 from shared.kv.transports.blocks import checksum
-from shared.sampling.params import SamplingParams
 from shared.telemetry.metrics import ServiceMetrics
 from shared.text.stopping import StoppingParams
 from shared.worker.ledger import BlockLedger, Reservation
@@ -38,73 +37,6 @@ from shared.worker.sequence import Sequence
 from shared.worker.step_loop import ChunkLanded, LoopStopped, Retired, StepEvent, StepLoop, TokenSampled
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class PrefillTask:
-    """One prompt to compute.
-
-    Attributes:
-        first_needed_token: KV of tokens before it is not exported; a multiple of the block size.
-        transport: name of the transport that handles are for.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    first_needed_token: int
-    transport: str
-    sampling: SamplingParams
-    banned_token_ids: tuple[int, ...] = ()
-    priority: int = 0
-    cache_salt: str = ""
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """The prompt has its blocks; `num_cached_tokens` of it were computed before."""
-
-    num_cached_tokens: int
-
-
-@dataclass(frozen=True)
-class HandleReady:
-    """A chunk's KV can be fetched; the last handle comes with the first token."""
-
-    handle: KvHandle
-    first_token_id: int | None
-
-
-JobMessage = Accepted | HandleReady | BatonError
-
-
-@dataclass
-class PrefillJob:
-    """A task and what has become of it. `outbox` holds at most one message a block, and two more."""
-
-    task: PrefillTask
-    outbox: asyncio.Queue[JobMessage]
-    reservation: Reservation | None = None
-    num_computed_tokens: int = 0
-    num_exported_tokens: int = 0
-    is_computing: bool = False
-    is_closed: bool = False
-    exports: dict[bytes, KvHandle] = field(default_factory=dict)
-
-    @property
-    def prompt_len(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.task.token_ids)
-
-
-@dataclass(frozen=True)
-class Load:
-    """How much work the service has."""
-
-    num_running: int
-    num_waiting: int
-    num_waiting_tokens: int
-    num_free_blocks: int
-    num_blocks: int
 
 
 class PrefillScheduler:

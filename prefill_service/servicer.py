@@ -10,7 +10,8 @@ import grpc
 
 from baton.v1 import prefill_pb2, prefill_pb2_grpc
 from prefill_service.exports import ExportTable
-from prefill_service.scheduler import Accepted, HandleReady, JobMessage, PrefillJob, PrefillScheduler, PrefillTask
+from prefill_service.job import Accepted, HandleReady, JobMessage, PrefillJob, PrefillTask
+from prefill_service.scheduler import PrefillScheduler
 from shared.config.resolve import differences
 from shared.errors import BatonError, HandleError, HandshakeError, InvalidRequestError, Reason, UnimplementedFieldError
 from shared.kv.pool import KvPool

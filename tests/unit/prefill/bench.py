@@ -1,7 +1,8 @@
 """A prefill scheduler whose step loop runs nothing, and short forms of what tests say to it and read from it."""
 
 from prefill_service.exports import ExportTable
-from prefill_service.scheduler import HandleReady, JobMessage, PrefillJob, PrefillScheduler, PrefillTask
+from prefill_service.job import HandleReady, JobMessage, PrefillJob, PrefillTask
+from prefill_service.scheduler import PrefillScheduler
 from shared.kv.allocator import BlockAllocator, BlockCounts
 from shared.kv.pool import KvPool
 from shared.kv.transports.base import KvTransport

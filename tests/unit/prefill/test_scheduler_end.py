@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from prefill_service.scheduler import Load
+from prefill_service.job import Load
 from shared.errors import Reason, UnavailableError
 from shared.kv.allocator import BlockCounts
 from shared.worker.step_loop import ChunkLanded, LoopStopped, Retired, TokenSampled

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from prefill_service.scheduler import Accepted, HandleReady
+from prefill_service.job import Accepted, HandleReady
 from shared.errors import HandleError, Reason
 from shared.kv.allocator import BlockCounts
 from shared.kv.handle import GrpcLocation, LocalLocation
