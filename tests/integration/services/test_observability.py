@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import shlex
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -68,24 +70,35 @@ async def test_log_lines_carry_the_request_id(tiny_llama_dir: Path) -> None:
     assert {line["event"] for line in lines if line.get("request_id") == "abc"} >= {"chunk_landed", "kv_fetched"}
 
 
-async def test_buf_curl_finds_the_schema_by_reflection(tiny_llama_dir: Path) -> None:
+def readme_command(start: str, port: int) -> list[str]:
+    """A command of the README, as this checkout can run it: its own tools, and a port in place of the default one."""
+    root = Path(__file__).parents[3]
+    text = (root / "README.md").read_text()
+    command = text[text.index(start) :].split("```")[0].replace("localhost:50051", f"127.0.0.1:{port}")
+    tool, *arguments = shlex.split(command)
+    return [str(Path(sys.executable).with_name(Path(tool).name)), *arguments]
+
+
+def read_objects(text: str) -> list[dict[str, Any]]:
+    """JSON objects that follow one another."""
+    decoder, objects = json.JSONDecoder(), []
+    while text := text.strip():
+        found, end = decoder.raw_decode(text)
+        objects.append(found)
+        text = text[end:]
+    return objects
+
+
+async def test_the_readmes_buf_curl_streams_by_reflection(tiny_llama_dir: Path) -> None:
     async with running_decode(serving_config(tiny_llama_dir, local_prefill_max_tokens=None), []) as decode:
-        request = {"text": "hello", "stopping": {"maxTokens": 3, "ignoreEos": True}, "sampling": {"temperature": 0}}
-        command = [
-            str(Path(sys.executable).with_name("buf")),
-            "curl",
-            "--protocol=grpc",
-            "--http2-prior-knowledge",
-            f"--data={json.dumps(request)}",
-            f"http://127.0.0.1:{decode.port}/baton.v1.GenerationService/StreamGenerate",
-        ]
-        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = await asyncio.create_subprocess_exec(
+            *readme_command(".venv/bin/buf curl", decode.port), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         output, errors = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, errors.decode()
-    decoder = json.JSONDecoder()
-    text, messages = output.decode().strip(), []
-    while text:
-        message, end = decoder.raw_decode(text)
-        messages.append(message)
-        text = text[end:].strip()
-    assert [next(iter(message)) for message in messages] == ["started", "delta", "delta", "delta", "finished", "usage"]
+    messages = read_objects(output.decode())
+    kinds = [next(iter(message)) for message in messages]
+    assert kinds[0] == "started"
+    assert set(kinds[1:-2]) == {"delta"}
+    assert kinds[-2:] == ["finished", "usage"]
+    assert messages[0]["started"]["promptTokens"] == len("The capital of France is")

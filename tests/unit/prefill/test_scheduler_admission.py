@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from prefill_service.scheduler import Accepted, Load
+from prefill_service.job import Accepted, Load
 from shared.errors import DuplicateRequestError, QueueFullError, Reason
 from shared.kv.allocator import BlockCounts
 from tests.unit.prefill.bench import GREEDY, MAX_MODEL_LEN, Bench, taken, task
