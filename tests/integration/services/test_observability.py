@@ -74,7 +74,9 @@ def readme_command(start: str, port: int) -> list[str]:
     """A command of the README, as this checkout can run it: its own tools, and a port in place of the default one."""
     root = Path(__file__).parents[3]
     text = (root / "README.md").read_text()
-    command = text[text.index(start) :].split("```")[0].replace("localhost:50051", f"127.0.0.1:{port}")
+    command = (
+        text[text.index(start) :].split("```")[0].replace("\\\n", " ").replace("localhost:50051", f"127.0.0.1:{port}")
+    )
     tool, *arguments = shlex.split(command)
     return [str(Path(sys.executable).with_name(Path(tool).name)), *arguments]
 
