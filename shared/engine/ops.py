@@ -110,7 +110,7 @@ class Kernels(Protocol):
         """Norms and rotates the queries and keys of `qkv` [num_tokens, qkv_len] in place; writes keys and values."""
 
     def attention(self, qkv: torch.Tensor, layer: int, out: torch.Tensor) -> None:
-        """Into `out` [num_tokens, query_len]: softmax(q Kᵀ / sqrt(head_dim)) V, over the positions up to the token's."""
+        """Into `out` [num_tokens, query_len]: softmax(q Kᵀ / sqrt(head_dim)) V, over positions up to the token's."""
 
 
 class Ops(Protocol):

@@ -60,9 +60,10 @@ def test_chunks_equal_the_whole(model: LoadedModel, tokens: list[int], chunk_len
 
 
 def test_decoding_equals_prefill_of_the_same_tokens(model: LoadedModel, tokens: list[int]) -> None:
-    table, num_prompt = table_for(NUM_TOKENS), 120
+    # Decodes over the edges of a group of keys (128) and of blocks (128, 192).
+    table, chunk_lens = table_for(NUM_TOKENS), cuts(120, *[1] * 12, 55, *[1] * 15)
     whole = Harness(model).outcome(tokens, table, [NUM_TOKENS])
-    stepwise = Harness(model).outcome(tokens, table, [num_prompt, *[1] * (NUM_TOKENS - num_prompt)])
+    stepwise = Harness(model).outcome(tokens, table, chunk_lens)
 
     assert stepwise.equals(whole)
 
