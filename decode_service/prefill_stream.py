@@ -11,6 +11,7 @@ Leaving the generator early, for whatever reason, cancels the stream, which free
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -99,7 +100,7 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted
         grpc.aio.AioRpcError: the replica failed or refused.
         HandleError: it sent a handle that does not fit the request.
         KvTransferError: KV did not arrive.
-        UnavailableError: it ended the stream too early.
+        UnavailableError: it ended the stream too early, or without the first token.
     """
     timeout_s = max(0.0, work.deadline_s - time.monotonic())
     call: Call = route.session.stub.Prefill(timeout=timeout_s)
@@ -115,17 +116,23 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted
             if response.HasField("first_token"):
                 yield FirstToken(response.first_token.token_id)
             if response.HasField("handle"):
-                handle = handle_from_proto(response.handle)
-                _check_handle(handle, route, work, num_announced)
+                handle = _handle_of(response, route, work, num_announced)
                 num_announced = handle.end_token
                 handles.put_nowait(handle)
         await fetching
     except BaseException:
-        fetching.cancel()
-        await asyncio.wait({fetching})
+        await _abandon(fetching)
         call.cancel()
         raise
     _end(route.session, call)
+
+
+async def _abandon(fetching: asyncio.Task[None]) -> None:
+    """Cancels a fetch, and returns when it writes no more, also if the caller is cancelled once more meanwhile."""
+    fetching.cancel()
+    while not fetching.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({fetching})
 
 
 def _end(session: Session, call: Call) -> None:
@@ -168,9 +175,25 @@ async def _fetch_all(call: Call, route: Route, work: PrefillWork, handles: async
     while not is_final:
         handle = await handles.get()
         await _fetch(route, work, handle)
+        await _acknowledge(call, handle)
+        is_final = handle.is_final
+
+
+async def _acknowledge(call: Call, handle: KvHandle) -> None:
+    """Frees the handle's blocks on the replica; on a stream that has ended they are free, and `_read` says why it did.
+
+    Raises:
+        UnavailableError: the replica takes no messages.
+    """
+    try:
         async with asyncio.timeout(_ACK_TIMEOUT_S):
             await call.write(prefill_pb2.PrefillRequest(ack=prefill_pb2.KvAck(handle_id=handle.handle_id)))
-        is_final = handle.is_final
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"prefill took no acknowledgement for {_ACK_TIMEOUT_S:g} s", Reason.PREFILL_FAILED
+        ) from error
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        log.debug("acknowledgement_not_sent", request_id=handle.request_id, error=str(error))
 
 
 async def _fetch(route: Route, work: PrefillWork, handle: KvHandle) -> None:
@@ -213,6 +236,15 @@ def _start(route: Route, work: PrefillWork) -> prefill_pb2.PrefillRequest:
         cache_salt=request.cache_salt,
     )
     return prefill_pb2.PrefillRequest(start=start)
+
+
+def _handle_of(response: prefill_pb2.PrefillResponse, route: Route, work: PrefillWork, num_announced: int) -> KvHandle:
+    """The response's handle; the last one comes with the first token."""
+    handle = handle_from_proto(response.handle)
+    _check_handle(handle, route, work, num_announced)
+    if handle.is_final and not response.HasField("first_token"):
+        raise UnavailableError("prefill sent its last handle without a first token", Reason.PREFILL_PROTOCOL_VIOLATED)
+    return handle
 
 
 def _check_handle(handle: KvHandle, route: Route, work: PrefillWork, num_announced: int) -> None:
