@@ -74,7 +74,7 @@ class RemotePrefill:
                 log.warning("prefill_attempt_failed", attempt=attempt, reason=error.reason, error=error.message)
                 if self._may_compute_here(error):
                     return
-                if attempt == self._config.prefill_attempts or not self._may_retry(error):
+                if attempt == self._config.prefill_attempts or not self._may_retry(failure, error):
                     raise error from failure
                 await _pause(attempt)
             else:
@@ -97,7 +97,8 @@ class RemotePrefill:
                     yield event
         except grpc.aio.AioRpcError as error:
             failed.append(session)
-            if peer_error(error) is None:
+            # A caller in a hurry says nothing about the replica; one that hangs is found out by its load reports.
+            if peer_error(error) is None and error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 replica.mark_failed(session)
             raise
         except BatonError:
@@ -107,8 +108,9 @@ class RemotePrefill:
             num_blocks = work.ledger.num_blocks_for(progress.num_fetched_tokens - num_before)
             self._metrics.kv_bytes.labels(transport=session.transport).inc(num_blocks * work.pool.layout.block_bytes)
 
-    def _may_retry(self, error: BatonError) -> bool:
-        if isinstance(error, KvTransferError | HandleError):
+    def _may_retry(self, failure: grpc.aio.AioRpcError | BatonError, error: BatonError) -> bool:
+        # Found here, not by the replica, which knows nothing of KV that was lost.
+        if isinstance(failure, KvTransferError | HandleError):
             return self._config.kv_load_failure == "recompute"
         is_final = isinstance(error, InvalidRequestError | DeadlineError | UnimplementedFieldError)
         return not is_final and error.reason is not Reason.NO_PREFILL_REPLICA
