@@ -115,7 +115,7 @@ class PrefillReplica:
             await self._changed.wait_for(lambda: self.num_attempts > seen)
 
     def mark_failed(self, session: Session) -> None:
-        """A call to this life of the replica failed: take it for gone until its next handshake."""
+        """A call to this life of the replica failed: take it for gone until it is heard of again."""
         if self.session is session:
             self.state = ReplicaState.DOWN
 

@@ -199,10 +199,10 @@ async def test_the_callers_deadline_is_final_and_no_fault_of_the_replica(pool: K
 async def test_attempts_are_bounded_and_the_last_error_is_told(pool: KvPool) -> None:
     first = hanging_up(error=UnavailableError("first", Reason.DRAINING))
     second = hanging_up(error=UnavailableError("second", Reason.PREFILL_FAILED))
-    async with remote_over(pool, (first,), (second,), (computing,), prefill_attempts=2) as made:
+    async with remote_over(pool, (first, computing), (second, computing), prefill_attempts=2) as made:
         failure = await made.failure()
         assert (failure.message, failure.reason) == ("second", Reason.PREFILL_FAILED)
-        assert made.prefill_ids == [["a"], ["a#2"], []]
+        assert made.prefill_ids == [["a"], ["a#2"]]
 
 
 async def test_one_attempt_means_no_second(pool: KvPool) -> None:
