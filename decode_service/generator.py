@@ -36,8 +36,6 @@ from shared.worker.step_loop import ChunkLanded, LoopStopped, Retired, StepEvent
 
 log = structlog.get_logger()
 
-_RETRY_PAUSE_S = 0.05
-
 
 @dataclass
 class LiveRequest:
@@ -82,6 +80,7 @@ class Generator:
         self._local_prefill_max_tokens = local_prefill_max_tokens
         self._metrics = metrics
         self._live: dict[str, LiveRequest] = {}
+        self._failure: str | None = None
 
     async def generate(self, request: GenerationRequest, timeout_s: float | None) -> AsyncGenerator[GenerationEvent]:
         """Started, deltas, Finished, Usage. Closing the iterator early frees everything the request holds.
@@ -94,7 +93,7 @@ class Generator:
             DuplicateRequestError: a live request has this id; it is not disturbed.
             QueueFullError: try again later.
             InvalidRequestError: the pool can never hold the request.
-            UnavailableError: no prefill replica, or all attempts failed.
+            UnavailableError: no prefill replica, or all attempts failed, or the step loop has.
             KvTransferError: KV was lost, and the policy is to fail.
             DeadlineError: time ran out.
         """
@@ -103,6 +102,7 @@ class Generator:
         try:
             async with _deadline(live):
                 live.reservation = await self._admission.reserve(request)
+            self._require_step_loop()
             live.admitted_s = time.monotonic()
             self._metrics.prompt_tokens.inc(request.prompt_len)
             self._metrics.cached_tokens.inc(live.reservation.num_cached_tokens)
@@ -208,6 +208,7 @@ class Generator:
 
     def _submit(self, live: LiveRequest, reservation: Reservation, num_computed_tokens: int) -> None:
         """Hands the request to the step loop, which computes what is left of the prompt, and then generates."""
+        self._require_step_loop()
         request = live.request
         live.is_computing = True
         self._step_loop.submit(
@@ -251,12 +252,16 @@ class Generator:
         self._release(live)
 
     def _retire(self, live: LiveRequest, error: str | None) -> None:
-        live.is_computing = False
         if error is not None:
             live.sampled.put_nowait(UnavailableError(f"a step failed: {error}", Reason.ENGINE_FAILED))
         elif live.reservation is not None:
             # KV of all tokens but the newest is in the pool: a conversation's next turn can start from there.
             self._engine.ledger.share(live.reservation, live.token_ids[:-1], live.request.cache_salt)
+        self._let_go(live)
+
+    def _let_go(self, live: LiveRequest) -> None:
+        """The step loop no longer touches the request's blocks."""
+        live.is_computing = False
         self._release(live)
         if live.is_closed:
             del self._live[live.request.request_id]
@@ -267,9 +272,15 @@ class Generator:
             live.reservation = None
 
     def _fail_all(self, error: str) -> None:
+        self._failure = error
         for live in [live for live in self._live.values() if live.is_computing]:
-            live.is_computing = False
-            live.sampled.put_nowait(UnavailableError(f"the engine has stopped: {error}", Reason.ENGINE_FAILED))
+            live.sampled.put_nowait(_stopped(error))
+            self._let_go(live)
+
+    def _require_step_loop(self) -> None:
+        """Refuses what would wait for a step loop that is gone."""
+        if self._failure is not None:
+            raise _stopped(self._failure)
 
     def _note_first_delta(self, live: LiveRequest) -> None:
         if not live.first_delta_s:
@@ -289,12 +300,23 @@ class Generator:
         )
 
 
+def _stopped(error: str) -> UnavailableError:
+    return UnavailableError(f"the engine has stopped: {error}", Reason.ENGINE_FAILED)
+
+
 @asynccontextmanager
 async def _deadline(live: LiveRequest) -> AsyncGenerator[None]:
     """Ends a wait at the request's deadline with DeadlineError."""
+    # A timeout of asyncio lets pass what needs no waiting.
+    if time.monotonic() >= live.deadline_s:
+        raise _too_late(live)
     try:
         async with asyncio.timeout_at(live.deadline_s):
             yield
     except TimeoutError as error:
-        limit_s = round(live.deadline_s - live.arrived_s, 3)
-        raise DeadlineError(f"the request was not done after {limit_s:g} s", metadata={"timeout_s": limit_s}) from error
+        raise _too_late(live) from error
+
+
+def _too_late(live: LiveRequest) -> DeadlineError:
+    limit_s = round(live.deadline_s - live.arrived_s, 3)
+    return DeadlineError(f"the request was not done after {limit_s:g} s", metadata={"timeout_s": limit_s})
