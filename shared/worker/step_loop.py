@@ -104,8 +104,8 @@ class StepLoop:
         walks: the node's walks and limits.
         publish: called on the loop's thread with the events of one step.
         num_threads: threads that torch may use.
-        max_num_sequences: most sequences submitted at a time; the command queue holds a submission and a
-            cancellation of each.
+        max_num_sequences: most sequences submitted at a time. The command queue holds all that can be asked until the
+            loop listens again: cancellations of those that the step retires, and both of as many that follow.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class StepLoop:
         self._walks = walks
         self._publish = publish
         self._num_threads = num_threads
-        self._commands: queue.Queue[_Submit | _Cancel | None] = queue.Queue(2 * max_num_sequences + 1)
+        self._commands: queue.Queue[_Submit | _Cancel | None] = queue.Queue(3 * max_num_sequences + 1)
         self._sequences: list[Sequence] = []
         self._thread = threading.Thread(target=self._main, name="step-loop", daemon=True)
 
