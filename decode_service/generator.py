@@ -125,8 +125,8 @@ class Generator:
                     live.token_ids.append(token_id)
                     live.sampled.put_nowait(token_id)
                     self._metrics.generated_tokens.inc()
-                case Retired(request_id, error):
-                    self._retire(self._live[request_id], error)
+                case Retired(request_id, error, num_computed_tokens):
+                    self._retire(self._live[request_id], error, num_computed_tokens)
                 case LoopStopped(error):
                     self._fail_all(error or "the service stops")
 
@@ -251,12 +251,13 @@ class Generator:
         del self._live[live.request.request_id]
         self._release(live)
 
-    def _retire(self, live: LiveRequest, error: str | None) -> None:
+    def _retire(self, live: LiveRequest, error: str | None, num_computed_tokens: int) -> None:
         if error is not None:
             live.sampled.put_nowait(UnavailableError(f"a step failed: {error}", Reason.ENGINE_FAILED))
         elif live.reservation is not None:
-            # KV of all tokens but the newest is in the pool: a conversation's next turn can start from there.
-            self._engine.ledger.share(live.reservation, live.token_ids[:-1], live.request.cache_salt)
+            # Generated tokens too: a conversation's next turn can start from there.
+            computed = live.token_ids[:num_computed_tokens]
+            self._engine.ledger.share(live.reservation, computed, live.request.cache_salt)
         self._let_go(live)
 
     def _let_go(self, live: LiveRequest) -> None:

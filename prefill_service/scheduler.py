@@ -75,7 +75,7 @@ class PrefillScheduler:
         self._jobs: dict[str, PrefillJob] = {}
         self._waiting: deque[PrefillJob] = deque()
         self._failure: str | None = None
-        self.load_changed = asyncio.Event()
+        self._load_changed = asyncio.Event()
 
     def submit(self, task: PrefillTask) -> PrefillJob:
         """Queues a task.
@@ -154,6 +154,16 @@ class PrefillScheduler:
                     self._fail_all(error or "the service stops")
         self._admit()
 
+    @property
+    def load_changed(self) -> asyncio.Event:
+        """Set when the load differs from what it is now; each change has an event of its own."""
+        return self._load_changed
+
+    def announce_load(self) -> None:
+        """Wakes whoever waits for the load to change."""
+        self._load_changed.set()
+        self._load_changed = asyncio.Event()
+
     def load(self) -> Load:
         """How much work there is."""
         return Load(
@@ -211,7 +221,7 @@ class PrefillScheduler:
             self._waiting.remove(job)
             self._start(job, reservation)
             num_running += 1
-        self.load_changed.set()
+        self.announce_load()
 
     def _start(self, job: PrefillJob, reservation: Reservation) -> None:
         task = job.task

@@ -72,7 +72,7 @@ class PrefillServer(EngineService[PrefillCore]):
     def on_drain(self) -> None:
         """Ends the load reports, which tells decode services to send nothing more here."""
         if self.gate.is_open:
-            self.core.scheduler.load_changed.set()
+            self.core.scheduler.announce_load()
 
     def _transports(self, engine: Engine) -> dict[str, KvTransport]:
         """The configured transports that this process can serve, best first."""

@@ -105,7 +105,6 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         core = self._gate.enter()
         while True:
             changed = core.scheduler.load_changed
-            changed.clear()
             yield _load_report(core, is_draining=self._gate.is_draining)
             if self._gate.is_draining:
                 return

@@ -76,7 +76,7 @@ class BlockLedger:
             reservation.num_committed_blocks = end
 
     def share(self, reservation: Reservation, token_ids: Sequence[int], cache_salt: str) -> None:
-        """Lets others share every full block: `token_ids`, prompt and completion, all have their KV in the pool."""
+        """Lets others share every full block: `token_ids`, of prompt and completion, all have their KV in the pool."""
         reservation.block_hashes = block_hashes(token_ids, cache_salt, self._block_size)
         self.commit(reservation, len(token_ids))
 

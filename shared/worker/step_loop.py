@@ -47,10 +47,16 @@ class TokenSampled:
 
 @dataclass(frozen=True)
 class Retired:
-    """The loop no longer touches the request's blocks; `error` says why if it failed."""
+    """The loop no longer touches the request's blocks.
+
+    Attributes:
+        error: why, if it failed.
+        num_computed_tokens: tokens whose KV is in the pool.
+    """
 
     request_id: str
     error: str | None = None
+    num_computed_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,10 +179,9 @@ class StepLoop:
 
     def _retire(self, request_id: str) -> list[StepEvent]:
         """Drops a sequence; nothing to do where it had finished before the cancellation came."""
-        kept = [sequence for sequence in self._sequences if sequence.request_id != request_id]
-        was_live = len(kept) < len(self._sequences)
-        self._sequences = kept
-        return [Retired(request_id)] if was_live else []
+        dropped = [sequence for sequence in self._sequences if sequence.request_id == request_id]
+        self._sequences = [sequence for sequence in self._sequences if sequence.request_id != request_id]
+        return [Retired(request_id, num_computed_tokens=sequence.num_computed_tokens) for sequence in dropped]
 
     def _step(self) -> None:
         walk, planned = self._plan()

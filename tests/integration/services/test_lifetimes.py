@@ -56,6 +56,23 @@ async def test_three_hundred_cancels_then_a_quiet_answer(tiny_llama_dir: Path) -
         await split.settled()
 
 
+async def test_a_prompt_left_half_computed_is_not_taken_for_cached(tiny_llama_dir: Path) -> None:
+    """Local prefill, cancelled between chunks: what was not computed must not be reused."""
+    serving = serving_config(tiny_llama_dir)
+    async with running_single(serving) as quiet:
+        expected = await quiet.generate(prompt(900, seed=3), **greedy(max_tokens=8))
+    async with running_single(serving) as client:
+        for pause in (0.0, 0.01, 0.02, 0.05):
+            call = asyncio.create_task(client.generate(prompt(900, seed=3), **greedy(max_tokens=8)))
+            await asyncio.wait({call}, timeout=pause)
+            call.cancel()
+            await asyncio.wait({call})
+            assert call.cancelled()
+        result = await client.generate(prompt(900, seed=3), **greedy(max_tokens=8))
+        assert result.completions == expected.completions
+        assert result.usage.cached_tokens < 896
+
+
 async def test_a_refused_request_never_reaches_prefill(tiny_llama_dir: Path) -> None:
     async with running_split(serving_config(tiny_llama_dir)) as split:
         for options in ({"temperature": -1.0}, {"max_tokens": 0}):

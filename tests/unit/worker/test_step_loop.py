@@ -87,7 +87,7 @@ def test_a_prompt_runs_in_chunks_and_then_decodes() -> None:
         [ChunkLanded("a", 8)],
         [ChunkLanded("a", 10), TokenSampled("a", 20, None)],
         [TokenSampled("a", 21, None)],
-        [TokenSampled("a", 22, Finish(FinishReason.LENGTH)), Retired("a")],
+        [TokenSampled("a", 22, Finish(FinishReason.LENGTH)), Retired("a", num_computed_tokens=12)],
     ]
 
 
@@ -102,7 +102,7 @@ def test_decode_rows_and_prompt_chunks_share_a_mixed_step() -> None:
         TokenSampled("d", 8, None),
         ChunkLanded("p", 3),
         TokenSampled("p", 33, Finish(FinishReason.LENGTH)),
-        Retired("p"),
+        Retired("p", num_computed_tokens=3),
     ]
     assert runner.shapes[1:] == [("decode", [(3, 1)])]
 
@@ -110,7 +110,9 @@ def test_decode_rows_and_prompt_chunks_share_a_mixed_step() -> None:
 def test_prefill_retires_a_sequence_after_its_first_token() -> None:
     runner = CountingRunner()
     with running(runner, PREFILL, sequence("a", [1, 2], max_tokens=50)) as started:
-        assert started.until_retired("a") == [[ChunkLanded("a", 2), TokenSampled("a", 3, None), Retired("a")]]
+        assert started.until_retired("a") == [
+            [ChunkLanded("a", 2), TokenSampled("a", 3, None), Retired("a", num_computed_tokens=2)]
+        ]
     assert runner.shapes == [("prefill_text", [(0, 2)])]
 
 
@@ -144,7 +146,11 @@ def test_cancelling_what_has_finished_says_nothing_twice() -> None:
         started.loop.cancel("a")
         started.loop.submit(sequence("b", [1], max_tokens=1))
         assert started.until_retired("b") == [
-            [ChunkLanded("b", 1), TokenSampled("b", 2, Finish(FinishReason.LENGTH)), Retired("b")]
+            [
+                ChunkLanded("b", 1),
+                TokenSampled("b", 2, Finish(FinishReason.LENGTH)),
+                Retired("b", num_computed_tokens=1),
+            ]
         ]
 
 
@@ -152,7 +158,7 @@ def test_a_failed_step_fails_its_sequences_and_no_later_one() -> None:
     with running(CountingRunner(fail_on=66), DECODE, sequence("bad", [66])) as started:
         assert started.until_retired("bad") == [[Retired("bad", "no memory")]]
         started.loop.submit(sequence("good", [1], max_tokens=1))
-        assert started.until_retired("good")[-1][-1] == Retired("good")
+        assert started.until_retired("good")[-1][-1] == Retired("good", num_computed_tokens=1)
 
 
 def test_a_broken_loop_says_so() -> None:
