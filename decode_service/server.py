@@ -14,7 +14,7 @@ from decode_service.servicer import DecodeCore, GenerationServicer
 from decode_service.translate import ServedModel
 from shared.config.services import DecodeServiceConfig
 from shared.config.serving import ServingConfig
-from shared.worker.engine import Engine, max_model_len, step_limits
+from shared.worker.engine import Engine, step_limits
 from shared.worker.service import Assembled, EngineService
 from shared.worker.step_loop import StepLoop, WalkChoice
 
@@ -71,7 +71,7 @@ class DecodeServer(EngineService[DecodeCore]):
             name=self.serving.model,
             fingerprint=engine.identity.model_fingerprint,
             dtype=engine.identity.layout.dtype,
-            max_model_len=max_model_len(self.serving, engine.model),
+            max_model_len=engine.model.config.max_model_len,
             vocab_size=engine.model.config.vocab_size,
             default_max_tokens=self._config.default_max_tokens,
             tokenizer=engine.tokenizer,

@@ -15,7 +15,7 @@ from shared.kv.transports.base import KvTransport
 from shared.kv.transports.grpc import GrpcTransport
 from shared.kv.transports.local import LocalTransport, register_pool, unregister_pool
 from shared.kv.transports.shm import ShmTransport
-from shared.worker.engine import Engine, max_model_len, step_limits
+from shared.worker.engine import Engine, step_limits
 from shared.worker.service import Assembled, EngineService
 from shared.worker.step_loop import StepLoop, WalkChoice
 
@@ -57,7 +57,7 @@ class PrefillServer(EngineService[PrefillCore]):
             engine.pool,
             exports,
             transports,
-            max_model_len(self.serving, engine.model),
+            engine.model.config.max_model_len,
             engine.model.config.vocab_size,
             self.resolved.max_num_seqs(NODE),
             self._config.max_queue_len,

@@ -13,7 +13,7 @@ from shared.config.resolve import ResolvedServing
 from shared.config.serving import ServingConfig
 from shared.engine.models.registry import model_fingerprint, resolve_model
 from shared.engine.runner import LoadedModel, Runner, load_model
-from shared.errors import ConfigError, KvTransferError
+from shared.errors import KvTransferError
 from shared.kv.allocator import BlockAllocator
 from shared.kv.layout import KvLayout
 from shared.kv.pool import KvPool
@@ -74,7 +74,7 @@ def build_engine(
     """
     torch.set_num_threads(threads)
     model_dir = resolve_model(serving.model)
-    model = load_model(model_dir, serving.dtype)
+    model = load_model(model_dir, serving.dtype, serving.max_model_len)
     layout = model.kv_layout(serving.kv.block_size)
     pool = _make_pool(layout, num_kv_blocks, shm_dir)
     try:
@@ -116,18 +116,6 @@ def step_limits(resolved: ResolvedServing, node: str, walk: str) -> StepLimits:
         max_num_rows=resolved.max_num_seqs(node),
         ladder=chosen.ladder,
     )
-
-
-def max_model_len(serving: ServingConfig, model: LoadedModel) -> int:
-    """Most tokens of a prompt and its completion together.
-
-    Raises:
-        ConfigError: the config asks for more than the model has positions for.
-    """
-    limit = model.config.max_model_len
-    if serving.max_model_len is not None and serving.max_model_len > limit:
-        raise ConfigError(f"max_model_len: found {serving.max_model_len}; needs at most {limit}, the model's own")
-    return serving.max_model_len or limit
 
 
 def num_threads(configured: int | None, processes_on_host: int) -> int:
