@@ -5,7 +5,7 @@ import pytest
 from prefill_service.job import Accepted, Load
 from shared.errors import DuplicateRequestError, QueueFullError, Reason
 from shared.kv.allocator import BlockCounts
-from tests.unit.prefill.bench import GREEDY, MAX_MODEL_LEN, Bench, taken, task
+from tests.unit.prefill.bench import GREEDY, MAX_MODEL_LEN, Bench, taken
 
 MakeBench = Callable[..., Bench]
 
