@@ -112,12 +112,18 @@ class Served:
         await self.generation.Tokenize(pb.TokenizeRequest(text="abc"))
 
     async def server_stream(self) -> None:
-        async for _ in self.generation.StreamGenerate(pb.StreamGenerateRequest()):
-            pass
+        await _read_all(self.generation.StreamGenerate(pb.StreamGenerateRequest()))
 
     async def bidi(self) -> None:
-        async for _ in self.prefill.Prefill(iter([prefill_pb2.PrefillRequest()])):
+        await _read_all(self.prefill.Prefill(iter([prefill_pb2.PrefillRequest()])))
+
+
+async def _read_all(call: Any) -> None:
+    try:
+        async for _ in call:
             pass
+    finally:
+        call.cancel()
 
 
 @pytest.fixture

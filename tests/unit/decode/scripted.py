@@ -65,7 +65,7 @@ class ScriptedReplica:
         try:
             async for response in script(dialogue):
                 yield response
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the latter where it was sending
             dialogue.was_cancelled = True
             raise
         finally:
