@@ -21,7 +21,7 @@ import structlog
 from baton.v1 import prefill_pb2
 from decode_service.replicas import Session
 from decode_service.request import GenerationRequest
-from shared.errors import HandleError, KvTransferError, Reason, UnavailableError
+from shared.errors import DeadlineError, HandleError, KvTransferError, Reason, UnavailableError
 from shared.kv.handle import KvHandle
 from shared.kv.pool import KvPool
 from shared.kv.transports.base import KvTransport
@@ -101,8 +101,11 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted
         HandleError: it sent a handle that does not fit the request.
         KvTransferError: KV did not arrive.
         UnavailableError: it ended the stream too early, or without the first token.
+        DeadlineError: time had run out before.
     """
-    timeout_s = max(0.0, work.deadline_s - time.monotonic())
+    timeout_s = work.deadline_s - time.monotonic()
+    if timeout_s <= 0:
+        raise DeadlineError("time ran out before prefill was asked")
     call: Call = route.session.stub.Prefill(timeout=timeout_s)
     handles: asyncio.Queue[KvHandle] = asyncio.Queue(len(work.reservation.block_table))
     fetching = asyncio.create_task(_fetch_all(call, route, work, handles))

@@ -7,6 +7,7 @@ the same one.
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -98,7 +99,8 @@ class RemotePrefill:
         except grpc.aio.AioRpcError as error:
             failed.append(session)
             # A caller in a hurry says nothing about the replica; one that hangs is found out by its load reports.
-            if peer_error(error) is None and error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED or time.monotonic() >= work.deadline_s
+            if peer_error(error) is None and not is_late:
                 replica.mark_failed(session)
             raise
         except BatonError:
