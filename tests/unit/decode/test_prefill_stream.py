@@ -13,7 +13,7 @@ import pytest
 from baton.v1 import prefill_pb2, prefill_pb2_grpc
 from decode_service.prefill_stream import Accepted, FirstToken, KvProgress, PrefillWork, Route, prefill_on
 from decode_service.replicas import Session
-from shared.errors import HandleError, KvTransferError, QueueFullError, Reason, UnavailableError
+from shared.errors import DeadlineError, HandleError, KvTransferError, QueueFullError, Reason, UnavailableError
 from shared.kv.allocator import BlockAllocator
 from shared.kv.pool import KvPool
 from shared.worker.ledger import BlockLedger
@@ -317,10 +317,18 @@ async def test_kv_that_is_here_counts_even_if_the_replica_dies_before_it_is_told
     assert attempt.progress.num_fetched_tokens == 10
 
 
-@pytest.mark.parametrize("timeout_s", [0.1, -1])
-async def test_the_stream_ends_with_the_callers_deadline(pool: KvPool, timeout_s: float) -> None:
+async def test_the_stream_ends_with_the_callers_deadline(pool: KvPool) -> None:
     async with ScriptedReplica(saying(accepted())).serving() as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in Attempt(pool, timeout_s=timeout_s).on(stub):
+            async for _ in Attempt(pool, timeout_s=0.1).on(stub):
                 pass
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_deadline_that_has_passed_asks_nothing(pool: KvPool) -> None:
+    replica = ScriptedReplica(saying(accepted()))
+    async with replica.serving() as stub:
+        with pytest.raises(DeadlineError):
+            async for _ in Attempt(pool, timeout_s=0).on(stub):
+                pass
+    assert replica.dialogues == []
