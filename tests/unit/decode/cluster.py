@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
-from baton.v1 import prefill_pb2_grpc
+from baton.v1 import prefill_pb2, prefill_pb2_grpc
 from decode_service.kv_links import KvLinks
 from decode_service.replicas import PrefillReplica, ReplicaSet, ReplicaState, Session
 from shared.worker.engine import Identity
@@ -18,9 +19,11 @@ IDENTITY = Identity(protocol_version=1, model_fingerprint="f", layout=LAYOUT, se
 
 @contextmanager
 def open_links(transport: RecordingTransport) -> Iterator[KvLinks]:
-    """Links that have one transport more, which copies nothing."""
+    """Links to the scripted replicas, with one transport more, which copies nothing."""
     links = KvLinks(("grpc",), Path("/nowhere"), LAYOUT, fetch_timeout_s=10.0)
     links.transports[transport.name] = transport
+    offer = prefill_pb2.HandshakeResponse(epoch=EPOCH, transports=["grpc"])
+    links.connect(offer, cast("prefill_pb2_grpc.PrefillServiceAsyncStub", None))
     yield links
     links.close()
 
