@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -34,6 +36,7 @@ class KvLinks:
         self._wanted = wanted
         self._layout = layout
         self._fetch_timeout_s = fetch_timeout_s
+        self._num_users: Counter[str] = Counter()
         self._stubs: dict[str, prefill_pb2_grpc.PrefillServiceAsyncStub] = {}
         self._shm = ShmTransport(shm_dir)
         self.transports: dict[str, KvTransport] = {
@@ -55,12 +58,25 @@ class KvLinks:
         }
         name = negotiate(self._wanted, offer.transports, lambda kind: prove[kind](offer))
         self._stubs[offer.epoch] = stub
+        self._num_users[offer.epoch] += 1
         return name
 
     def disconnect(self, epoch: str) -> None:
-        """Lets go of a replica's life that has ended."""
-        self._stubs.pop(epoch, None)
-        self._shm.detach(epoch)
+        """Lets go of a replica's life that takes no more prompts, once the last fetch from it is done."""
+        self._num_users[epoch] -= 1
+        if not self._num_users[epoch]:
+            del self._num_users[epoch]
+            self._stubs.pop(epoch, None)
+            self._shm.detach(epoch)
+
+    @contextmanager
+    def held(self, epoch: str) -> Iterator[None]:
+        """Keeps a connected replica's KV within reach, also while it drains."""
+        self._num_users[epoch] += 1
+        try:
+            yield
+        finally:
+            self.disconnect(epoch)
 
     def close(self) -> None:
         """Closes all transports."""
@@ -70,6 +86,8 @@ class KvLinks:
     def _prove_shm(self, offer: prefill_pb2.HandshakeResponse) -> bool:
         if not offer.HasField("shm"):
             return False
+        if self._shm.is_attached(offer.epoch):
+            return True
         try:
             self._shm.attach(offer.shm.path, self._layout, offer.epoch, offer.shm.proof)
         except KvTransferError as error:

@@ -93,9 +93,10 @@ class RemotePrefill:
         route = Route(session, prefill_id, transport, self._config.fetch_timeout_s)
         num_before = progress.num_fetched_tokens
         try:
-            async with aclosing(prefill_on(route, work)) as events:
-                async for event in events:
-                    yield event
+            with self._links.held(session.epoch):
+                async with aclosing(prefill_on(route, work)) as events:
+                    async for event in events:
+                        yield event
         except grpc.aio.AioRpcError as error:
             failed.append(session)
             # A caller in a hurry says nothing about the replica; one that hangs is found out by its load reports.

@@ -42,6 +42,10 @@ class ShmTransport:
         self.detach(epoch)
         self._mapped[epoch] = (segment, mapped)
 
+    def is_attached(self, epoch: str) -> bool:
+        """Whether a peer's segment is mapped."""
+        return epoch in self._mapped
+
     def detach(self, epoch: str) -> None:
         """Unmap a peer's segment, if it is mapped; a copy from it that still runs fails."""
         if epoch in self._mapped:
