@@ -79,6 +79,7 @@ class Generator:
         self._remote = remote
         self._local_prefill_max_tokens = local_prefill_max_tokens
         self._metrics = metrics
+        self._ttft = metrics.latency("ttft_seconds", "Arrival to first token.")
         self._live: dict[str, LiveRequest] = {}
         self._failure: str | None = None
 
@@ -190,6 +191,7 @@ class Generator:
             banned_token_ids=banned_token_ids(request.stopping, engine.tokenizer.eos_token_ids, 0),
             progress=progress,
             deadline_s=live.deadline_s,
+            vocab_size=engine.model.config.vocab_size,
             ledger=engine.ledger,
             pool=engine.pool,
         )
@@ -286,7 +288,7 @@ class Generator:
     def _note_first_delta(self, live: LiveRequest) -> None:
         if not live.first_delta_s:
             live.first_delta_s = time.monotonic()
-            self._metrics.ttft.observe(live.first_delta_s - live.arrived_s)
+            self._ttft.observe(live.first_delta_s - live.arrived_s)
 
     def _usage(self, live: LiveRequest, num_completion_tokens: int, progress: KvProgress) -> Usage:
         return Usage(

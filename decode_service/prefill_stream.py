@@ -76,6 +76,7 @@ class PrefillWork:
     banned_token_ids: Sequence[int]
     progress: KvProgress
     deadline_s: float
+    vocab_size: int
     ledger: BlockLedger
     pool: KvPool
 
@@ -117,7 +118,7 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted
             if response.HasField("accepted"):
                 yield Accepted(response.accepted.cached_tokens)
             if response.HasField("first_token"):
-                yield FirstToken(response.first_token.token_id)
+                yield _first_token(response.first_token.token_id, work)
             if response.HasField("handle"):
                 handle = _handle_of(response, route, work, num_announced)
                 num_announced = handle.end_token
@@ -128,6 +129,16 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted
         call.cancel()
         raise
     _end(route.session, call)
+
+
+def _first_token(token_id: int, work: PrefillWork) -> FirstToken:
+    if token_id >= work.vocab_size:
+        raise UnavailableError(
+            f"prefill sampled token {token_id}; the model has {work.vocab_size}",
+            Reason.PREFILL_PROTOCOL_VIOLATED,
+            {"token_id": token_id, "vocab_size": work.vocab_size},
+        )
+    return FirstToken(token_id)
 
 
 async def _abandon(fetching: asyncio.Task[None]) -> None:

@@ -134,8 +134,10 @@ class PrefillReplica:
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             reason = _describe(error)
         finally:
+            # Before the links go: nobody may choose a session whose KV is out of reach.
+            self.state = ReplicaState.DOWN
             self._links.disconnect(session.epoch)
-        await self._go_down(reason)
+        await self._go_down(reason, was_ready=True)
 
     async def _take_reports(self, session: Session) -> bool:
         """Follows one WatchLoad call; True where it only ran into its own time limit."""
@@ -163,9 +165,12 @@ class PrefillReplica:
             self.num_attempts += 1
             self._changed.notify_all()
 
-    async def _go_down(self, reason: str) -> None:
-        if reason != self.last_error or self.state is ReplicaState.READY:
+    async def _go_down(self, reason: str, was_ready: bool = False) -> None:
+        kind = reason.partition(":")[0]  # the rest may change from try to try: addresses, for one
+        if was_ready:
             log.warning("prefill_down", target=self.target, reason=reason)
+        elif kind != self.last_error.partition(":")[0]:
+            log.info("prefill_not_ready", target=self.target, reason=reason)
         async with self._changed:
             self.session, self.state, self.last_error = None, ReplicaState.DOWN, reason
             self.num_attempts += 1

@@ -34,6 +34,11 @@ class DecodeServer(EngineService[DecodeCore]):
         super().__init__(NODE, SERVICE_NAME, config, serving, shm_dir=None)
         self._config = config
 
+    @property
+    def num_live(self) -> int:
+        """See `EngineService`."""
+        return self.core.generator.num_live if self.gate.is_open else 0
+
     def add_servicer(self, server: grpc.aio.Server) -> None:
         """See `EngineService`."""
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(self.gate), server)

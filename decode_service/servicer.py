@@ -20,11 +20,12 @@ from decode_service.translate import (
     check_token_ids,
     completion_to_proto,
     encode_chat,
+    encode_text,
     event_to_proto,
     model_to_proto,
     request_from_proto,
 )
-from shared.errors import BatonError, InvalidRequestError, Reason
+from shared.errors import InvalidRequestError, Reason
 from shared.rpc.gate import ReadyGate
 from shared.text.stopping import Finish
 from shared.worker.ledger import BlockLedger
@@ -91,9 +92,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         check_model(request.model, model)
         match request.WhichOneof("prompt"):
             case "text":
-                token_ids = await asyncio.to_thread(model.tokenizer.encode, request.text)
+                token_ids = await asyncio.to_thread(encode_text, request.text, model)
             case "chat":
-                token_ids = await asyncio.to_thread(encode_chat, request.chat, model.tokenizer)
+                token_ids = await asyncio.to_thread(encode_chat, request.chat, model)
             case _:
                 raise InvalidRequestError("needs text or chat", Reason.PROMPT_MISSING)
         return generation_pb2.TokenizeResponse(token_ids=token_ids)
@@ -121,15 +122,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 async def _generate(core: DecodeCore, wanted: GenerationRequest, context: Context) -> AsyncGenerator[GenerationEvent]:
     """The generator's events, with the request id on every log line, and one line when it has ended."""
     with structlog.contextvars.bound_contextvars(request_id=wanted.request_id):
+        is_done = False
         try:
             async with aclosing(core.generator.generate(wanted, context.time_remaining())) as events:
                 async for event in events:
                     if isinstance(event, Usage):
+                        is_done = True
                         _log_usage(event)
                     yield event
-        except BatonError as error:
-            log.info("request_failed", reason=error.reason, error=error.message)
-            raise
+        finally:
+            if not is_done:
+                log.info("request_not_done", prompt_tokens=wanted.prompt_len)
 
 
 def _log_usage(usage: Usage) -> None:

@@ -53,6 +53,11 @@ class ServedModel:
     default_max_tokens: int
     tokenizer: Tokenizer
 
+    @property
+    def max_text_len(self) -> int:
+        """Characters that `max_model_len` tokens can stand for, at most."""
+        return self.max_model_len * self.tokenizer.vocabulary.longest_token_len
+
 
 def request_from_proto(message: AnyGenerateRequest, model: ServedModel) -> GenerationRequest:
     """Validates a request and tokenizes its prompt. Takes as long as tokenizing does: run it off the event loop.
@@ -103,14 +108,25 @@ def chat_messages(chat: generation_pb2.Chat) -> list[ChatMessage]:
     return [ChatMessage(message.role, message.content) for message in chat.messages]
 
 
-def encode_chat(chat: generation_pb2.Chat, tokenizer: Tokenizer) -> list[int]:
+def encode_text(text: str, model: ServedModel) -> list[int]:
+    """The token ids of a text.
+
+    Raises:
+        InvalidRequestError: PROMPT_TOO_LONG, before time is spent on tokenizing what can never fit.
+    """
+    _check_text_len(len(text), model)
+    return model.tokenizer.encode(text)
+
+
+def encode_chat(chat: generation_pb2.Chat, model: ServedModel) -> list[int]:
     """The token ids of a chat prompt.
 
     Raises:
-        InvalidRequestError: CHAT_INVALID.
+        InvalidRequestError: CHAT_INVALID, or PROMPT_TOO_LONG.
     """
+    _check_text_len(sum(len(message.content) for message in chat.messages), model)
     add_generation_prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
-    return tokenizer.encode_chat(chat_messages(chat), add_generation_prompt)
+    return model.tokenizer.encode_chat(chat_messages(chat), add_generation_prompt)
 
 
 def check_token_ids(token_ids: Iterable[int], model: ServedModel) -> None:
@@ -222,16 +238,30 @@ def _request_id(requested: str) -> str:
 def _prompt_token_ids(message: AnyGenerateRequest, model: ServedModel) -> list[int]:
     match message.WhichOneof("prompt"):
         case "text":
-            return model.tokenizer.encode(message.text) if message.text else []
+            return encode_text(message.text, model) if message.text else []
         case "token_ids":
             check_token_ids(message.token_ids.ids, model)
             return list(message.token_ids.ids)
         case "chat":
-            return encode_chat(message.chat, model.tokenizer)
+            return encode_chat(message.chat, model)
         case _:
             raise InvalidRequestError(
                 "the request has no prompt; needs one of text, token_ids, chat", Reason.PROMPT_MISSING
             )
+
+
+def _check_text_len(num_characters: int, model: ServedModel) -> None:
+    if num_characters > model.max_text_len:
+        raise InvalidRequestError(
+            f"the text has {num_characters} characters; a context of {model.max_model_len} tokens holds at most "
+            f"{model.max_text_len}",
+            Reason.PROMPT_TOO_LONG,
+            {
+                "characters": num_characters,
+                "max_characters": model.max_text_len,
+                "max_model_len": model.max_model_len,
+            },
+        )
 
 
 def _check_prompt(prompt: list[int], model: ServedModel) -> None:

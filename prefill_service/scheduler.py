@@ -164,12 +164,18 @@ class PrefillScheduler:
         self._load_changed.set()
         self._load_changed = asyncio.Event()
 
+    @property
+    def num_live(self) -> int:
+        """Tasks that wait, are computed, or have handles out."""
+        return len(self._jobs)
+
     def load(self) -> Load:
-        """How much work there is."""
+        """How much work there is; may be called from any thread."""
+        jobs = list(self._jobs.values())
         return Load(
-            num_running=sum(job.is_computing for job in self._jobs.values()),
+            num_running=sum(job.is_computing for job in jobs),
             num_waiting=len(self._waiting),
-            num_waiting_tokens=sum(job.prompt_len - job.num_computed_tokens for job in self._jobs.values()),
+            num_waiting_tokens=sum(job.prompt_len - job.num_computed_tokens for job in jobs),
             num_free_blocks=self._ledger.num_free,
             num_blocks=self._ledger.max_reservation,
         )

@@ -39,6 +39,11 @@ class PrefillServer(EngineService[PrefillCore]):
         if shm_dir is not None:
             sweep_stale_segments(shm_dir)
 
+    @property
+    def num_live(self) -> int:
+        """See `EngineService`."""
+        return self.core.scheduler.num_live if self.gate.is_open else 0
+
     def add_servicer(self, server: grpc.aio.Server) -> None:
         """See `EngineService`."""
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillServicer(self.gate), server)

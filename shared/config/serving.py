@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, model_validator
 
 from shared.config.schema import (
     AtLeastOne,
+    AtLeastTwo,
     AtLeastZero,
     Rungs,
     StrictModel,
@@ -153,7 +154,7 @@ class ServingConfig(StrictModel):
 
     model: Text = "smollm2-135m-instruct"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    max_model_len: AtLeastOne | None = None
+    max_model_len: AtLeastTwo | None = None
     kv: KvConfig = KvConfig()
     max_batch_tokens: StepBudgets = StepBudgets()
     long_prefill_token_threshold: AtLeastZero = 0

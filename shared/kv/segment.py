@@ -137,6 +137,8 @@ def open_segment(directory: Path, path: Path, expected: Header, layout: KvLayout
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise _not_usable(path, f"cannot be opened ({error.strerror})") from error
+    except ValueError as error:
+        raise _not_usable(path, f"cannot be opened ({error})") from error
     try:
         num_blocks, num_bytes = _check_file(fd, path, expected, layout)
         return mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ), num_blocks

@@ -23,8 +23,8 @@ class ReadyGate(Generic[T]):
 
     @property
     def is_open(self) -> bool:
-        """Whether warm-up is done."""
-        return self._value is not None
+        """Whether warm-up is done and the engine has not failed."""
+        return self._value is not None and self._failure is None
 
     def open(self, value: T) -> None:
         """Warm-up is done: `value` serves from now on."""

@@ -1,8 +1,10 @@
 """The gRPC server that both services run in: health, reflection, error mapping, metrics endpoint, graceful stop."""
 
 import asyncio
+import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import grpc
@@ -16,6 +18,8 @@ from shared.rpc.options import server_options
 from shared.telemetry.metrics import MetricsEndpoint, ServiceMetrics
 
 log = structlog.get_logger()
+
+_PARENT_CHECK_S = 0.5
 
 ALIVE = ""
 """Health name that is SERVING while the process lives; the service's own name tells whether it is ready."""
@@ -113,30 +117,64 @@ class Service(Protocol):
     async def stop(self) -> None:
         """Drains and closes; may be called at any time after `start` was."""
 
+    def hurry(self) -> None:
+        """Makes a `stop` that drains stop draining."""
 
-async def run_until_signal(
-    service: Service, signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
-) -> int:
-    """Runs a service until a signal asks for its end or its engine fails; returns the exit code."""
-    loop = asyncio.get_running_loop()
+
+async def run_until_signal(service: Service, parent: int | None = None) -> int:
+    """Runs a service until a signal asks for its end, its parent is gone, or its engine fails; returns the exit code.
+
+    Args:
+        service: not started yet.
+        parent: process whose end is taken for a signal; None for none.
+    """
     asked = asyncio.Event()
+    with _signals_counted(asked, service):
+        watching = asyncio.create_task(_wait_asked(asked, parent))
+        serving = asyncio.create_task(_serve(service))
+        try:
+            await asyncio.wait({watching, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving
+                return 1
+            log.info("draining")
+            return 0
+        finally:
+            watching.cancel()
+            serving.cancel()
+            await asyncio.wait({serving, watching})
+            await service.stop()
+            log.info("stopped")
+
+
+@contextmanager
+def _signals_counted(asked: asyncio.Event, service: Service) -> Iterator[None]:
+    """The first SIGTERM or SIGINT sets `asked`, later ones hurry the service."""
+
+    def count() -> None:
+        if asked.is_set():
+            service.hurry()
+        asked.set()
+
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
     for signum in signals:
-        loop.add_signal_handler(signum, asked.set)
-    stopping = asyncio.create_task(asked.wait())
-    serving = asyncio.create_task(_serve(service))
+        loop.add_signal_handler(signum, count)
     try:
-        await asyncio.wait({stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            await serving
-            return 1
-        log.info("draining")
-        return 0
+        yield
     finally:
-        stopping.cancel()
-        serving.cancel()
-        await asyncio.wait({serving, stopping})
-        await service.stop()
-        log.info("stopped")
+        for signum in signals:
+            loop.remove_signal_handler(signum)
+
+
+async def _wait_asked(asked: asyncio.Event, parent: int | None) -> None:
+    """Returns when a signal has come, or the parent has gone: whoever started this process cannot end it any more."""
+    while parent is None or os.getppid() == parent:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PARENT_CHECK_S if parent is not None else None):
+                await asked.wait()
+                return
+    log.warning("parent_gone", parent=parent)
 
 
 async def _serve(service: Service) -> None:

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
+import structlog
 from google.protobuf.message import DecodeError
 
 from shared.errors import BatonError, InvalidRequestError, Reason
 from shared.rpc.status import status_code, status_message, trailing_metadata
+
+log = structlog.get_logger()
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -66,10 +69,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 response = await behaviour(_checked(request), context)
                 status = "OK"
             except asyncio.CancelledError:
-                status = "CANCELLED"
+                status = _why_cancelled(context)
                 raise
             except BatonError as error:
                 status = status_code(error).name
+                log.info("call_refused", method=method, status=status, reason=error.reason, error=error.message)
                 await _abort(context, error)
             finally:
                 self._on_status(method, status)
@@ -86,15 +90,21 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                         yield response
                 status = "OK"
             except (asyncio.CancelledError, GeneratorExit):
-                status = "CANCELLED"
+                status = _why_cancelled(context)
                 raise
             except BatonError as error:
                 status = status_code(error).name
+                log.info("call_refused", method=method, status=status, reason=error.reason, error=error.message)
                 await _abort(context, error)
             finally:
                 self._on_status(method, status)
 
         return call
+
+
+def _why_cancelled(context: Context) -> str:
+    remaining_s = context.time_remaining()
+    return "CANCELLED" if remaining_s is None or remaining_s > 0 else "DEADLINE_EXCEEDED"
 
 
 async def _abort(context: Context, error: BatonError) -> NoReturn:

@@ -1,10 +1,14 @@
 """gRPC channel and server options, with the reason for each number.
 
-Keepalive: a dead peer is noticed within 5 s + 4 s. The server's option that permits pings on a connection
-without data is `grpc.http2.min_ping_interval_without_data_ms`.
+Keepalive: a peer that is dead or hangs is noticed within 5 s + 4 s. What bounds the wait for a ping's answer is
+`grpc.http2.ping_timeout_ms` (60 s by default); `grpc.keepalive_timeout_ms` alone does not. The server's option that
+permits pings on a connection without data is `grpc.http2.min_ping_interval_without_data_ms`.
 """
 
 ChannelOptions = list[tuple[str, int | str]]
+
+_PING_INTERVAL_MS = 5_000
+_PING_TIMEOUT_MS = 4_000
 
 MAX_REQUEST_BYTES = 64 << 20
 """Largest request: a full context of embeddings (8,192 × 2,048 float32)."""
@@ -19,10 +23,7 @@ MAX_CONCURRENT_STREAMS = 1024
 def channel_options() -> ChannelOptions:
     """Options of a channel to another service."""
     return [
-        ("grpc.keepalive_time_ms", 5_000),
-        ("grpc.keepalive_timeout_ms", 4_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
+        *_keepalive(),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -37,10 +38,7 @@ def channel_options() -> ChannelOptions:
 def server_options() -> ChannelOptions:
     """Options of a service's server."""
     return [
-        ("grpc.keepalive_time_ms", 5_000),
-        ("grpc.keepalive_timeout_ms", 4_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
+        *_keepalive(),
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
@@ -48,4 +46,14 @@ def server_options() -> ChannelOptions:
         ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
         # A port that another process listens on is an error, not a silent half of the connections.
         ("grpc.so_reuseport", 0),
+    ]
+
+
+def _keepalive() -> ChannelOptions:
+    return [
+        ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
+        ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
     ]

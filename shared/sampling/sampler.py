@@ -62,6 +62,9 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
 
     Returns:
         One token id a row.
+
+    Raises:
+        FloatingPointError: a row has a NaN, or nothing that is finite.
     """
     assert logits.shape[0] == len(rows), (logits.shape, len(rows))
     values = logits.detach().to(device="cpu", dtype=torch.float32).numpy()
@@ -76,7 +79,6 @@ def find_candidates(logits: npt.NDArray[np.float32], params: SamplingParams) -> 
         params: Options with a temperature above 0.
     """
     highest = logits.max()
-    assert isfinite(highest), f"the highest logit is {highest}"
     token_ids = np.arange(len(logits))
     # top_k and min_p each keep a head of the same ranking, so their order is free; top_k first leaves less to compute.
     if 0 < params.top_k < len(logits):
@@ -97,6 +99,9 @@ def _choose(logits: npt.NDArray[np.float32], row: SampleRow) -> int:
     if row.banned_token_ids:
         logits = logits.copy()
         logits[list(row.banned_token_ids)] = -np.inf
+    highest = logits.max()
+    if not isfinite(highest):
+        raise FloatingPointError(f"the highest logit is {highest}")
     if row.params.is_greedy:
         return int(logits.argmax())  # the first of equal maxima
     candidates = find_candidates(logits, row.params)

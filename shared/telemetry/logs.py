@@ -1,10 +1,28 @@
 """Structured logs: one event a line, to stderr, as JSON or for people."""
 
+import io
 import logging
 import sys
-from typing import Literal
+from contextlib import suppress
+from typing import Literal, TextIO, cast
 
 import structlog
+
+
+class _Unfailing(io.TextIOBase):
+    """A stream whose reader may go away: what cannot be written is lost, and no request fails for it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def configure_logging(service: str, level: str, log_format: Literal["console", "json"]) -> None:
@@ -28,7 +46,7 @@ def configure_logging(service: str, level: str, log_format: Literal["console", "
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Unfailing(sys.stderr))),
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.bind_contextvars(service=service)

@@ -63,12 +63,10 @@ class ServiceMetrics:
         self.kv_bytes = Counter(
             f"{prefix}_kv_transferred_bytes", "KV moved between services.", ["transport"], registry=self.registry
         )
-        self.ttft = Histogram(
-            f"{prefix}_ttft_seconds",
-            "Arrival to first token.",
-            buckets=_LATENCY_BUCKETS_S,
-            registry=self.registry,
-        )
+
+    def latency(self, name: str, text: str) -> Histogram:
+        """A histogram of seconds, `baton_<service>_<name>`."""
+        return Histogram(f"baton_{self._service}_{name}", text, buckets=_LATENCY_BUCKETS_S, registry=self.registry)
 
     def watch_steps(self, read: Callable[[], Mapping[str, WalkStats]]) -> None:
         """Serves the step counts that `read` returns."""

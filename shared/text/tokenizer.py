@@ -114,7 +114,9 @@ class Tokenizer:
         return self._encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of a batch, because encoding a single text keeps the interpreter's lock, and with it the event loop.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
 

@@ -17,6 +17,7 @@ class Vocabulary:
     Attributes:
         size: One more than the highest token id.
         is_byte_level: Whether every token stands for bytes, and the text is what all bytes together decode to.
+        longest_token_len: Characters of the token that is spelled longest; no token stands for more characters of text.
         anchor_id: A token that stands for the letter "a" anywhere in a text, if there is one.
     """
 
@@ -26,7 +27,9 @@ class Vocabulary:
         self._id_to_token = backend.id_to_token
         self._special_tokens = frozenset(token.content for token in added if token.special)
         self._has_byte_fallback = decoder is not None and decoder.decode(["<0x41>"]) == "A"
-        self.size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        id_of_token = backend.get_vocab(with_added_tokens=True)
+        self.size = 1 + max(id_of_token.values(), default=-1)
+        self.longest_token_len = max(map(len, id_of_token), default=0)
         self.is_byte_level = isinstance(decoder, decoders.ByteLevel)
         self.anchor_id = backend.token_to_id("a")
 

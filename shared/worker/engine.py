@@ -13,7 +13,7 @@ from shared.config.resolve import ResolvedServing
 from shared.config.serving import ServingConfig
 from shared.engine.models.registry import model_fingerprint, resolve_model
 from shared.engine.runner import LoadedModel, Runner, load_model
-from shared.errors import KvTransferError
+from shared.errors import ConfigError, KvTransferError
 from shared.kv.allocator import BlockAllocator
 from shared.kv.layout import KvLayout
 from shared.kv.pool import KvPool
@@ -70,6 +70,7 @@ def build_engine(
 
     Raises:
         ModelLoadError: the model cannot be found or served.
+        ConfigError: there is no memory for so many blocks.
         StartAbandonedError: `is_abandoned` turned true on the way.
     """
     torch.set_num_threads(threads)
@@ -132,4 +133,11 @@ def _make_pool(layout: KvLayout, num_blocks: int, shm_dir: Path | None) -> KvPoo
             return KvPool.shared(layout, num_blocks, epoch, shm_dir)
         except (OSError, KvTransferError) as error:
             log.warning("shm_pool_unavailable", directory=str(shm_dir), error=str(error), instead="grpc")
-    return KvPool.anonymous(layout, num_blocks, epoch)
+    try:
+        return KvPool.anonymous(layout, num_blocks, epoch)
+    except OSError as error:
+        num_bytes = num_blocks * layout.block_bytes
+        raise ConfigError(
+            f"num_kv_blocks: {num_blocks} blocks need {num_bytes / 2**30:.1f} GiB of memory, which is not there "
+            f"({error.strerror})"
+        ) from error

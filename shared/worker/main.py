@@ -25,7 +25,7 @@ _CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 _EPILOG = """\
 Every key of both files can be overridden by an environment variable: BATON_SERVING__KV__BLOCK_SIZE=64,
 BATON_{node}__PORT=50070, BATON_{node}__LOG__FORMAT=json; the value is read as YAML.
-SIGTERM and Ctrl-C drain: running requests finish, at most drain_grace_s seconds.
+SIGTERM and Ctrl-C drain: running requests finish, at most drain_grace_s seconds. A second one ends them at once.
 Exit codes: 0 stopped by a signal, 1 the engine failed, 2 wrong usage or config.
 """
 
@@ -40,14 +40,16 @@ def run_service(node: str, load: Callable[[Path], Config], make: Callable[[Confi
         return 2
     configure_logging(node, config.log.level, config.log.format)
     try:
-        return asyncio.run(_serve(make, config, serving))
+        return asyncio.run(_serve(make, config, serving, options.parent))
     except (ConfigError, ModelLoadError) as error:
         log.error("cannot_start", error=error.message)  # noqa: TRY400 (the message says it all)
         return 2
 
 
-async def _serve(make: Callable[[Config, ServingConfig], Service], config: Config, serving: ServingConfig) -> int:
-    return await run_until_signal(make(config, serving))
+async def _serve(
+    make: Callable[[Config, ServingConfig], Service], config: Config, serving: ServingConfig, parent: int | None
+) -> int:
+    return await run_until_signal(make(config, serving), parent)
 
 
 def _parser(node: str) -> argparse.ArgumentParser:
@@ -56,6 +58,9 @@ def _parser(node: str) -> argparse.ArgumentParser:
         description=f"Serves the {node} half of a language model over gRPC.",
         epilog=_EPILOG.format(node=node.upper()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--parent", type=int, metavar="PID", help="end, as on SIGTERM, when process PID is no longer this one's parent"
     )
     parser.add_argument(
         "--config",

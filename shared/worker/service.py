@@ -4,7 +4,7 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -26,6 +26,10 @@ from shared.worker.step_loop import LoopStopped, StepEvent, StepLoop, WalkChoice
 log = structlog.get_logger()
 
 Core = TypeVar("Core")
+
+_IDLE_CHECK_S = 0.02
+_LAST_ANSWERS_S = 0.5
+"""What calls get to write their last message once there is no work left, or no time."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class EngineService(ABC, Generic[Core]):
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[str] = self._loop.create_future()
         self._on_events: Callable[[list[StepEvent]], None] | None = None
+        self._is_hurried = False
 
     @property
     def port(self) -> int:
@@ -107,12 +112,32 @@ class EngineService(ABC, Generic[Core]):
         return await self._failed
 
     async def stop(self) -> None:
-        """Takes no new work, waits for what was begun up to the grace time, closes everything."""
+        """Takes no new work, waits for what was begun up to the grace time, closes everything.
+
+        The server goes on meanwhile: health says NOT_SERVING, and KV that was handed off can still be fetched.
+        """
         self.gate.begin_drain()
         await self._host.set_ready(False)
         self.on_drain()
-        await self._host.stop(self._settings.drain_grace_s)
+        if not self._failed.done():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.drain_grace_s):
+                    await self._until_idle()
+        await self._host.stop(_LAST_ANSWERS_S)
         await self.closers.aclose()
+
+    def hurry(self) -> None:
+        """Makes a `stop` that waits for work stop waiting."""
+        self._is_hurried = True
+
+    async def _until_idle(self) -> None:
+        while self.num_live and not self._is_hurried:  # noqa: ASYNC110 (work ends in many places)
+            await asyncio.sleep(_IDLE_CHECK_S)
+
+    @property
+    @abstractmethod
+    def num_live(self) -> int:
+        """Requests that are not done yet; 0 before the service is ready."""
 
     @abstractmethod
     def add_servicer(self, server: grpc.aio.Server) -> None:

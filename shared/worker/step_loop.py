@@ -191,7 +191,7 @@ class StepLoop:
             logits = self._runner.run(walk, rows)
             finals = [sequence for (sequence, _), row in zip(planned, rows, strict=True) if row.wants_logits]
             token_ids = sample(logits, [sequence.sample_row() for sequence in finals]) if finals else []
-        except RuntimeError as failure:
+        except (RuntimeError, FloatingPointError) as failure:
             log.exception("step_failed", walk=walk, num_rows=len(rows))
             self._publish(self._fail(planned, str(failure)))
             return

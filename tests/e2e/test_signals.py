@@ -1,15 +1,17 @@
 """A service process and the signals it gets: what it leaves behind, and with which exit code."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from baton_client import AsyncBatonClient, BatonClientError, Delta, Started
 from tests.e2e.processes import SMALL_STEPS
 
 WAIT_S = 120.0
@@ -21,14 +23,16 @@ FAST_WARM_UP = {
 
 
 @asynccontextmanager
-async def service(node: str, shm_dir: Path, **variables: str) -> AsyncGenerator[asyncio.subprocess.Process]:
+async def service(
+    node: str, shm_dir: Path, arguments: Sequence[str] = (), **variables: str
+) -> AsyncGenerator[asyncio.subprocess.Process]:
     """A service process on free ports; killed if it still runs at the end."""
     settings = {
         f"BATON_{node.upper()}__{key}": value
         for key, value in {"PORT": "0", "METRICS_PORT": "0", "LOG__FORMAT": "json", "SHM_DIR": str(shm_dir)}.items()
     }
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", f"{node}_service"),
+        *(sys.executable, "-m", f"{node}_service", *arguments),
         env={**os.environ, **FAST_WARM_UP, **settings, **variables},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -91,6 +95,8 @@ async def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path: Pat
         ({"BATON_PREFILL__COLOUR": "red"}, "colour"),
         ({"BATON_SERVING__MODEL": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"BATON_PREFILL__HOST": "203.0.113.1"}, "203.0.113.1"),
+        ({"BATON_PREFILL__NUM_KV_BLOCKS": "100000000"}, "num_kv_blocks: 100000000 blocks need"),
+        ({"BATON_SERVING__MAX_MODEL_LEN": "8193"}, "max_model_len is 8193"),
     ],
 )
 async def test_a_wrong_config_ends_it_with_code_2(tmp_path: Path, variables: dict[str, str], part: str) -> None:
@@ -100,6 +106,34 @@ async def test_a_wrong_config_ends_it_with_code_2(tmp_path: Path, variables: dic
         assert process.returncode == 2
         assert part in output.decode()
         assert "Traceback" not in output.decode()
+
+
+@pytest.mark.usefixtures("smollm2_dir")
+async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    async with service("decode", tmp_path, arguments=["--parent", "1"]) as process:
+        async with asyncio.timeout(WAIT_S):
+            output, _ = await process.communicate()
+        assert process.returncode == 0
+        assert "parent_gone" in output.decode()
+
+
+@pytest.mark.usefixtures("smollm2_dir")
+async def test_a_second_signal_does_not_wait_for_requests(tmp_path: Path) -> None:
+    alone = {"BATON_SERVING__LOCAL_PREFILL_MAX_TOKENS": "null"}
+    async with service("decode", tmp_path, **alone) as process:
+        port = json.loads(await until_line(process, "listening"))["port"]
+        await until_line(process, '"ready"')
+        async with AsyncBatonClient(f"127.0.0.1:{port}") as client:
+            stream = client.stream("Once upon a time", max_tokens=2000, ignore_eos=True)
+            assert isinstance(await anext(stream), Started)
+            process.send_signal(signal.SIGTERM)
+            for _ in range(3):
+                assert isinstance(await anext(stream), Delta), "the running request goes on"
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(BatonClientError):
+                async for _ in stream:
+                    pass
+        assert await exit_code(process) == 0
 
 
 @pytest.mark.usefixtures("smollm2_dir")

@@ -20,6 +20,7 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, str]]] = [
     ({"prompt": ""}, "PROMPT_EMPTY", {"prompt_tokens": "0", "max_model_len": "1024"}),
     ({"prompt": []}, "PROMPT_EMPTY", {"prompt_tokens": "0"}),
     ({"prompt": [1] * 1024}, "PROMPT_TOO_LONG", {"prompt_tokens": "1024", "max_model_len": "1024"}),
+    ({"prompt": "x" * 12289}, "PROMPT_TOO_LONG", {"characters": "12289", "max_characters": "12288"}),
     ({"prompt": [1, 272]}, "TOKEN_ID_OUT_OF_RANGE", {"token_id": "272", "position": "1", "vocab_size": "272"}),
     ({"temperature": -0.5}, "SAMPLING_INVALID", {"field": "sampling.temperature", "value": "-0.5"}),
     ({"temperature": NAN}, "SAMPLING_INVALID", {"field": "sampling.temperature", "value": "nan"}),

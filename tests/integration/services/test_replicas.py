@@ -119,13 +119,15 @@ async def test_another_model_is_refused(tiny_llama_dir: Path, tmp_path: Path) ->
             await client.generate("hello")
 
 
-async def test_a_draining_prefill_finishes_what_it_began(tiny_llama_dir: Path) -> None:
-    async with running_split(serving_config(tiny_llama_dir), prefill={"drain_grace_s": 10}) as split:
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+async def test_a_draining_prefill_finishes_what_it_began(tiny_llama_dir: Path, transport: str) -> None:
+    async with running_split(serving_config(tiny_llama_dir), [transport], prefill={"drain_grace_s": 10}) as split:
         call = asyncio.create_task(split.client.generate(prompt(5, 900), **greedy(max_tokens=4)))
         async with asyncio.timeout(5):
             while not split.metric("prefill", "requests_running"):
                 await asyncio.sleep(0.001)
         await split.prefill.stop()
+        assert split.metric("decode", "kv_transferred_bytes_total", transport=transport) > 0
         assert len((await call).completions[0].token_ids) == 4
         with pytest.raises(BatonClientError) as caught:
             await split.client.generate(prompt(6), **greedy(max_tokens=4))

@@ -90,7 +90,7 @@ REFUSED = {
     ),
     "wrong value": (
         {"baton_serving__max_model_len": "true"},
-        "baton_serving__max_model_len: max_model_len: found true; needs an integer ≥ 1 or null",
+        "baton_serving__max_model_len: max_model_len: found true; needs an integer ≥ 2 or null",
     ),
     "wrong place in a list": (
         {"BATON_SERVING__DECODE_BATCH_BUCKETS__DECODE__DECODE": "[1, 1]"},

@@ -57,7 +57,7 @@ MALFORMED = {
     "empty model": ('model: ""', "model", 'found ""; needs a string that is not empty'),
     "model that is a number": ("model: 7", "model", "found 7; needs a string that is not empty"),
     "unknown dtype": ("dtype: float16", "dtype", 'found "float16"; needs one of auto, float32, bfloat16'),
-    "no context": ("max_model_len: 0", "max_model_len", "found 0; needs an integer ≥ 1 or null"),
+    "no context": ("max_model_len: 0", "max_model_len", "found 0; needs an integer ≥ 2 or null"),
     "scalar for a mapping": ("kv: 32", "kv", "found 32; needs a mapping with the key block_size"),
     "list for a mapping": ("kv: [32]", "kv", "found [32]; needs a mapping with the key block_size"),
     "nothing for a mapping": ("kv:", "kv", "found null; needs a mapping with the key block_size"),

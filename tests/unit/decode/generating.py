@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 from decode_service.admission import Admission
@@ -66,7 +67,7 @@ class Desk:
         self.metrics = ServiceMetrics("decode")
         self.remote = StandInRemote(remote or no_remote)
         engine = Engine(
-            model=cast("Any", None),
+            model=cast("Any", SimpleNamespace(config=SimpleNamespace(vocab_size=tokenizer.vocab_size))),
             tokenizer=tokenizer,
             pool=pool,
             runner=cast("Any", None),

@@ -59,6 +59,7 @@ class Attempt:
             banned_token_ids=(7, 8),
             progress=self.progress,
             deadline_s=time.monotonic() + timeout_s,
+            vocab_size=100,
             ledger=self.ledger,
             pool=pool,
         )

@@ -109,6 +109,7 @@ class Remote:
             banned_token_ids=(),
             progress=self.progress,
             deadline_s=time.monotonic() + self.timeout_s,
+            vocab_size=100,
             ledger=ledger,
             pool=self._pool,
         )

@@ -172,9 +172,11 @@ class TestDraws:
             monkeypatch.setattr("shared.sampling.sampler.uniform", lambda *_, number=number: number)
             assert sample(logits, [row(SamplingParams())]) == [expected]
 
-    def test_broken_logits_are_no_distribution(self) -> None:
-        with pytest.raises(AssertionError, match="highest logit is nan"):
-            sample(torch.tensor([[0.0, float("nan")]]), [row(SamplingParams())])
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    @pytest.mark.parametrize("values", [[0.0, float("nan")], [float("-inf")] * 2, [0.0, float("inf")]])
+    def test_broken_logits_are_no_distribution(self, temperature: float, values: list[float]) -> None:
+        with pytest.raises(FloatingPointError, match="highest logit is"):
+            sample(torch.tensor([values]), [row(SamplingParams(temperature=temperature))])
 
 
 PARAMS = st.builds(

@@ -2,6 +2,9 @@ import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
+from shared.engine.step import StepRow
 from shared.ladder import Ladder
 from shared.planning import StepLimits
 from shared.sampling.params import SamplingParams
@@ -159,6 +162,18 @@ def test_a_failed_step_fails_its_sequences_and_no_later_one() -> None:
         assert started.until_retired("bad") == [[Retired("bad", "no memory")]]
         started.loop.submit(sequence("good", [1], max_tokens=1))
         assert started.until_retired("good")[-1][-1] == Retired("good", num_computed_tokens=1)
+
+
+def test_logits_without_a_number_fail_the_step_and_not_the_loop() -> None:
+    class NanRunner(CountingRunner):
+        def run(self, walk: str, rows: list[StepRow]) -> torch.Tensor:  # type: ignore[override]  # the loop passes a list
+            return super().run(walk, rows) * float("nan")
+
+    with running(NanRunner(), DECODE, sequence("a", [1]), sequence("b", [2])) as started:
+        assert {event.request_id for event in started.until_retired("a", "b")[0] if isinstance(event, Retired)} == {
+            "a",
+            "b",
+        }
 
 
 def test_a_broken_loop_says_so() -> None:
