@@ -38,6 +38,7 @@ async def complete_all(client: AsyncBatonClient, prompt_list: list[list[int]], s
     return list(await asyncio.gather(*(complete(client, p, f"{salt}{i}") for i, p in enumerate(prompt_list))))
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("smollm2_dir")
 async def test_split_equals_single_process() -> None:
     async with deployed(
