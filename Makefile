@@ -9,19 +9,23 @@ BIN := .venv/bin
 setup: .venv/.installed .venv/.model
 
 .venv/.installed: pyproject.toml
-	@test -n "$(PYTHON)" || { echo "Baton needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable .
+	@test -n "$(PYTHON)" && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Baton needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@test -x $(BIN)/python || { echo "Making a Python environment in .venv"; "$(PYTHON)" -m venv .venv; }
+	@echo "Installing packages into .venv: a minute or two where they have to be downloaded"
+	@$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 .venv/.model: .venv/.installed
-	$(BIN)/baton model import smollm2-135m-instruct
+	@echo "Fetching and converting the default model, once"
+	@$(BIN)/baton model import smollm2-135m-instruct
 	@touch $@
 
 dev: setup .venv/.dev
 
 .venv/.dev: .venv/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@echo "Installing the tools for development into .venv"
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
 # PROMPT goes to the program as it is written, with no second look at its `$`.
