@@ -12,7 +12,15 @@ from baton.v1 import generation_pb2 as pb
 from baton.v1.generation_pb2_grpc import GenerationServiceStub
 from baton_client import convert, health, values
 from baton_client.errors import DeadlineExceeded, error_from_rpc
-from baton_client.targets import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Attempts, channel_options, parse_targets, turns
+from baton_client.targets import (
+    DEFAULT_TARGET,
+    DEFAULT_TIMEOUT_S,
+    Attempts,
+    channel_options,
+    check_timeout,
+    parse_targets,
+    turns,
+)
 
 if TYPE_CHECKING:
     from baton.v1.generation_pb2_grpc import GenerationServiceAsyncStub
@@ -120,6 +128,10 @@ class AsyncBatonClient:
         timeout: seconds that a call may take, unless the call says otherwise. Every call has a deadline.
         credentials: for TLS; None connects in plain text.
 
+    Raises:
+        ValueError: `targets` has none, or one that is none.
+        InvalidArgument: `timeout` is none that a call can have.
+
     Raises (from every call):
         BatonClientError: the call failed; its subclasses tell the statuses apart.
         InvalidArgument: also before anything is sent, where a value does not fit its field.
@@ -133,7 +145,7 @@ class AsyncBatonClient:
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._targets = parse_targets(targets)
-        self._timeout = timeout
+        self._timeout = check_timeout(timeout)
         self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._turns = turns(len(self._targets))
@@ -204,6 +216,7 @@ class AsyncBatonClient:
 
     async def is_ready(self, *, timeout: float = health.CHECK_TIMEOUT_S) -> bool:  # noqa: ASYNC109
         """Whether at least one target is ready for requests; `timeout` in seconds a target."""
+        check_timeout(timeout)
         for target in self._targets:
             if await health.check_async(self._channel(target), health.GENERATION_SERVICE, timeout):
                 return True
@@ -216,7 +229,7 @@ class AsyncBatonClient:
             DeadlineExceeded: none was within `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
-        while not await self.is_ready(timeout=max(0.0, min(health.CHECK_TIMEOUT_S, deadline - time.monotonic()))):
+        while not await self.is_ready(timeout=health.poll_timeout(deadline)):
             if time.monotonic() + health.POLL_INTERVAL_S >= deadline:
                 raise DeadlineExceeded(
                     f"none of {', '.join(self._targets)} was ready within {timeout:g} s",

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar, cast
 
-import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from baton.v1 import generation_pb2 as pb
 from baton_client import values
-from baton_client.errors import InvalidArgument
+from baton_client.errors import invalid_argument
 
 _Options = TypeVar("_Options", values.Sampling, values.Stopping, values.Output)
 _Request = TypeVar("_Request", pb.GenerateRequest, pb.StreamGenerateRequest)
@@ -114,12 +113,7 @@ def _assign(message: Message, prefix: str, given: Mapping[str, object]) -> None:
             else:
                 setattr(message, name, value)
         except (TypeError, ValueError) as error:
-            raise InvalidArgument(
-                f"{prefix}{name}: {error}",
-                status=grpc.StatusCode.INVALID_ARGUMENT,
-                reason="MALFORMED_MESSAGE",
-                metadata={"field": f"{prefix}{name}", "value": repr(value)},
-            ) from error
+            raise invalid_argument(f"{prefix}{name}: {error}", f"{prefix}{name}", value) from error
 
 
 def result_from_message(response: pb.GenerateResponse) -> values.GenerateResult:

@@ -107,6 +107,16 @@ _CLASSES: dict[grpc.StatusCode, type[BatonClientError]] = {
 }
 
 
+def invalid_argument(message: str, field: str, value: object) -> InvalidArgument:
+    """The exception for a value that the client itself refuses, as the server's would be."""
+    return InvalidArgument(
+        message,
+        status=grpc.StatusCode.INVALID_ARGUMENT,
+        reason="MALFORMED_MESSAGE",
+        metadata={"field": field, "value": repr(value)},
+    )
+
+
 def error_from_rpc(error: grpc.RpcError) -> BatonClientError:
     """The client's exception for one that gRPC raised, sync or asyncio."""
     status = error.code()

@@ -3,6 +3,8 @@
 The empty service name asks whether a process is alive, the name of a service whether that service is ready.
 """
 
+import time
+
 import grpc
 
 from baton_client._wire import HEALTH_CHECK_METHOD, encode_health_request, is_serving
@@ -36,6 +38,11 @@ async def check_async(channel: grpc.aio.Channel, service: str, timeout: float) -
         return is_serving(await call(encode_health_request(service), timeout=timeout))
     except grpc.RpcError as error:
         return _not_ready(error)
+
+
+def poll_timeout(deadline: float) -> float:
+    """Seconds for one of the checks that are repeated until `deadline`, a time of `time.monotonic`; never nothing."""
+    return min(CHECK_TIMEOUT_S, max(POLL_INTERVAL_S, deadline - time.monotonic()))
 
 
 def _not_ready(error: grpc.RpcError) -> bool:

@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import math
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -173,3 +174,32 @@ def test_a_client_can_be_made_before_the_loop_runs() -> None:
             assert not await client.is_ready()
 
     asyncio.run(use())
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, 0, -1])
+async def test_a_time_that_no_call_can_have_is_refused(aio_server: RunningServer, seconds: float) -> None:
+    """An endless one overflowed and had passed at once."""
+    with pytest.raises(InvalidArgument, match="needs seconds > 0"):
+        AsyncBatonClient(aio_server.target, timeout=seconds)
+    async with AsyncBatonClient(aio_server.target) as client:
+        with pytest.raises(InvalidArgument, match="needs seconds > 0"):
+            client.stream("a", timeout=seconds)
+        calls: list[Awaitable[object]] = [
+            client.generate("a", timeout=seconds),
+            client.get_model(timeout=seconds),
+            client.is_ready(timeout=seconds),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidArgument, match="needs seconds > 0"):
+                await call
+    assert not aio_server.servicer.requests
+
+
+async def test_waiting_may_be_endless(aio_server: RunningServer) -> None:
+    async with AsyncBatonClient(aio_server.target) as client:
+        await client.wait_until_ready(math.inf)
+
+
+def test_a_target_without_a_port_is_refused() -> None:
+    with pytest.raises(ValueError, match="target 'foo' needs host:port"):
+        AsyncBatonClient(["localhost:1", "foo"])

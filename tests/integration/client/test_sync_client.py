@@ -1,4 +1,5 @@
 import gc
+import math
 import threading
 from collections.abc import Callable
 
@@ -265,3 +266,28 @@ def test_one_ready_target_is_enough(server: ServerThread, dead_target: str) -> N
         assert client.is_ready()
     with BatonClient(dead_target) as client:
         assert not client.is_ready()
+
+
+@pytest.mark.parametrize("timeout", [math.inf, math.nan, 0, -1])
+def test_a_time_that_no_call_can_have_is_refused(client: BatonClient, server: ServerThread, timeout: float) -> None:
+    """An endless one overflowed and had passed at once."""
+    calls: list[Callable[[], object]] = [
+        lambda: BatonClient(server.target, timeout=timeout),
+        lambda: client.generate("a", timeout=timeout),
+        lambda: client.stream("a", timeout=timeout),
+        lambda: client.get_model(timeout=timeout),
+        lambda: client.is_ready(timeout=timeout),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgument, match="needs seconds > 0"):
+            call()
+    assert not server.servicer.requests
+
+
+def test_waiting_may_be_endless(client: BatonClient) -> None:
+    client.wait_until_ready(math.inf)
+
+
+def test_a_target_without_a_port_is_refused() -> None:
+    with pytest.raises(ValueError, match="target 'foo' needs host:port"):
+        BatonClient("localhost:1,foo")

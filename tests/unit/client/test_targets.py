@@ -1,11 +1,12 @@
 import itertools
+import math
 from pathlib import Path
 
 import grpc
 import pytest
 
-from baton_client import BatonClientError
-from baton_client.targets import Attempts, channel_options, parse_targets, turns
+from baton_client import BatonClientError, InvalidArgument
+from baton_client.targets import Attempts, channel_options, check_timeout, parse_targets, turns
 
 UNAVAILABLE = BatonClientError("no", status=grpc.StatusCode.UNAVAILABLE)
 
@@ -16,10 +17,24 @@ UNAVAILABLE = BatonClientError("no", status=grpc.StatusCode.UNAVAILABLE)
         ("a:1", ("a:1",)),
         (" a:1, b:2,", ("a:1", "b:2")),
         (["a:1", "ipv4:1.2.3.4:5,6.7.8.9:5"], ("a:1", "ipv4:1.2.3.4:5,6.7.8.9:5")),
+        (
+            "10.0.0.1:65535,[::1]:1,[fe80::1%eth0]:2,a_b.c-d:3",
+            ("10.0.0.1:65535", "[::1]:1", "[fe80::1%eth0]:2", "a_b.c-d:3"),
+        ),
+        ("unix:/run/baton,dns:///decode:50051", ("unix:/run/baton", "dns:///decode:50051")),
     ],
 )
 def test_targets_are_a_string_with_commas_or_a_sequence(given: str | list[str], parsed: tuple[str, ...]) -> None:
     assert parse_targets(given) == parsed
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["foo", "a:1,foo", ["foo"], "foo:", ":1", "foo:bar", "foo:0", "foo:65536", "http://foo:1", "::1:1", "a b:1"],
+)
+def test_a_target_that_is_none_is_refused(given: str | list[str]) -> None:
+    with pytest.raises(ValueError, match=r"target '.*' needs host:port"):
+        parse_targets(given)
 
 
 @pytest.mark.parametrize("given", ["", " , ", []])
@@ -45,6 +60,12 @@ def test_grpc_knows_every_option() -> None:
         assert name.encode() in core, name
 
 
+def test_a_ping_is_waited_for_as_long_as_a_keepalive() -> None:
+    """gRPC goes by the ping time-out, which is 60 s unless it is set: a peer that hangs was noticed so much later."""
+    options = dict(channel_options("localhost:1"))
+    assert options["grpc.http2.ping_timeout_ms"] == options["grpc.keepalive_timeout_ms"] == 10_000
+
+
 @pytest.mark.parametrize("target", ["localhost:1", "127.0.0.1:1", "[::1]:1"])
 def test_no_proxy_for_the_machine_itself(target: str) -> None:
     assert ("grpc.enable_http_proxy", 0) in channel_options(target)
@@ -61,6 +82,15 @@ class _Clock:
 
 def _longest(_low: float, high: float) -> float:
     return high
+
+
+@pytest.mark.parametrize("timeout", [math.inf, math.nan, 0, -1, 1.1e9])
+def test_a_time_that_no_call_can_have_is_refused(timeout: float) -> None:
+    with pytest.raises(InvalidArgument, match="needs seconds > 0") as raised:
+        Attempts(["a"], first=0, timeout=timeout)
+    assert raised.value.status is grpc.StatusCode.INVALID_ARGUMENT
+    assert raised.value.metadata == {"field": "timeout", "value": repr(timeout)}
+    assert check_timeout(0.001) == 0.001
 
 
 def test_each_target_is_tried_once_with_growing_delays() -> None:
