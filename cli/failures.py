@@ -1,15 +1,14 @@
 """What a failed command prints, and its exit code."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
 
+from cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from shared.errors import BatonError, ConfigError
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 @contextmanager
@@ -28,3 +27,10 @@ def plain_failures() -> Iterator[None]:
 def print_error(message: str) -> None:
     """Prints `error: message` to standard error."""
     typer.echo(f"error: {message}", err=True)
+
+
+def discard_output() -> None:
+    """Lets what is still to be written to standard output get lost, where its reader has left."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

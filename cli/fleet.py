@@ -96,6 +96,11 @@ class FleetProcess:
         """Whether it has not ended yet."""
         return self._process.returncode is None
 
+    @property
+    def ended_well(self) -> bool:
+        """Whether it has ended by itself, with exit code 0."""
+        return self._process.returncode == 0
+
     async def wait(self) -> ProcessExit:
         """Returns when it has ended and its last output was forwarded."""
         returncode = await self._process.wait()
@@ -184,6 +189,11 @@ class Fleet:
         """How many processes of a kind still run."""
         return sum(process.is_running for process in self.processes if process.spec.kind == kind)
 
+    @property
+    def ended_well(self) -> bool:
+        """Whether every process that was started has ended by itself, with exit code 0."""
+        return all(process.ended_well for process in self.processes)
+
     async def stop(self, grace_s: float) -> list[str]:
         """Ends every process: SIGTERM, then SIGKILL for those that still run after `grace_s` seconds.
 
@@ -233,8 +243,12 @@ class Fleet:
 
 
 def service_command(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command that runs a service's module with this Python."""
-    return (sys.executable, "-m", module, *arguments)
+    """The command by which this process, and no other, starts a service's module with its own Python.
+
+    The service ends when this process does, killed or not. -P: no module comes from the current directory, which may
+    hold others of the same names.
+    """
+    return (sys.executable, "-P", "-m", module, *arguments, "--parent", str(os.getpid()))
 
 
 async def split_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:

@@ -8,9 +8,19 @@ import typer
 from google.protobuf.json_format import MessageToJson
 
 from baton.v1 import generation_pb2 as pb
-from baton_client import BatonClient, BatonClientError, ChatMessage, Delta, Options, Prompt
+from baton_client import (
+    BatonClient,
+    BatonClientError,
+    ChatMessage,
+    Delta,
+    InvalidArgument,
+    Options,
+    Prompt,
+    Unavailable,
+)
 from baton_client.convert import event_from_message
-from cli.failures import EXIT_FAILED, print_error
+from cli.exit_codes import EXIT_FAILED
+from cli.failures import print_error
 from cli.stats import StreamStats
 
 
@@ -51,18 +61,22 @@ def run(target: str, prompt: Prompt, options: Options, timeout: float, display: 
 
     Raises:
         typer.Exit: the call failed; what is known about it is on standard error.
-        typer.BadParameter: `target` names none.
+        typer.BadParameter: `target` or `timeout` cannot be meant.
     """
     try:
-        client = BatonClient(target)
+        client = BatonClient(target, timeout=timeout)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--target") from error
+    except InvalidArgument as error:
+        raise typer.BadParameter(error.message, param_hint="--timeout") from error
     stats = StreamStats()
     try:
-        with client, client.stream_messages(prompt, timeout=timeout, **options) as messages:
+        with client, client.stream_messages(prompt, **options) as messages:
             _print_messages(messages, stats, display.json_lines)
     except BatonClientError as error:
         _print_failure(error)
+        if isinstance(error, Unavailable) and not error.reason and not stats.has_begun:  # not a service's words
+            typer.echo(f"  is a decode service running at {target}? `baton up` starts both services", err=True)
         raise typer.Exit(EXIT_FAILED) from error
     if display.stats:
         typer.echo(stats.summary(), err=True)

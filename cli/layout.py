@@ -1,4 +1,7 @@
-"""Which processes `baton up` and the demo start, and where each one listens: from configs to specs, nothing is run."""
+"""Which processes `baton up` and the demo start, and where each one listens: from configs to specs, nothing is run.
+
+The processes are to be started by the process that made the layout, as their commands name it as their parent.
+"""
 
 import json
 import os
@@ -29,10 +32,17 @@ class ConfigFiles:
 
 @dataclass(frozen=True)
 class Layout:
-    """The processes to start, prefill first, and the seconds that they get to drain."""
+    """The processes to start.
+
+    Attributes:
+        specs: prefill first.
+        drain_grace_s: seconds that they get to drain.
+        shm_dir: where prefill processes keep their KV pools.
+    """
 
     specs: tuple[ProcessSpec, ...]
     drain_grace_s: float
+    shm_dir: Path
 
     @property
     def targets(self) -> list[str]:
@@ -54,7 +64,7 @@ def lay_out(files: ConfigFiles, num_prefill: int, num_decode: int, environ: Mapp
     decode_specs = [_decode_spec(files, decode, index, num_processes, targets) for index in range(num_decode)]
     specs = (*prefill_specs, *decode_specs)
     _refuse_shared_ports(specs)
-    return Layout(specs, max(prefill.drain_grace_s, decode.drain_grace_s))
+    return Layout(specs, max(prefill.drain_grace_s, decode.drain_grace_s), Path(prefill.shm_dir))
 
 
 def busy_ports(specs: Sequence[ProcessSpec]) -> list[str]:

@@ -3,11 +3,16 @@
 Exit codes: 0 done, 1 failed, 2 bad usage or config, 130 interrupted.
 """
 
-from importlib.metadata import version
+import math
+import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cli.exit_codes import EXIT_INTERRUPTED
+from cli.start import interrupts_exit, quiet_grpc
+
+with interrupts_exit():
+    import typer
 
 app = typer.Typer(
     name="baton",
@@ -23,11 +28,17 @@ app.add_typer(models, name="model")
 
 def main() -> None:
     """Entry point; leaves with an exit code."""
-    app()
+    quiet_grpc()
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
 
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
+        from importlib.metadata import version
+
         typer.echo(version("baton"))
         raise typer.Exit
 
@@ -58,7 +69,7 @@ def generate(
     json_lines: Annotated[bool, typer.Option("--json", help="Print each message as one line of JSON.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print usage and timings to standard error.")] = False,
     token_ids: Annotated[bool, typer.Option("--token-ids", help="With --json: token ids beside the text.")] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds for the whole call.")] = 600.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for the whole call, more than 0.")] = 600.0,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = None,
     top_k: Annotated[int | None, typer.Option(min=0, help="0 keeps all.", rich_help_panel=_SAMPLING)] = None,
     top_p: Annotated[float | None, typer.Option(help="In (0, 1].", rich_help_panel=_SAMPLING)] = None,
@@ -95,8 +106,9 @@ def generate(
 
     Without PROMPT, standard input is read if it is not a terminal; one line end at its end is dropped.
     """
-    from baton_client import Options, Output, Sampling, Stopping
-    from cli.generate import Display, read_prompt, run
+    with interrupts_exit():
+        from baton_client import Options, Output, Sampling, Stopping
+        from cli.generate import Display, read_prompt, run
 
     if system is not None and not chat:
         raise typer.BadParameter("--system needs --chat")
@@ -126,18 +138,29 @@ def generate(
 def up(
     prefill: Annotated[int, typer.Option(min=0, help="Prefill replicas.")] = 1,
     decode: Annotated[int, typer.Option(min=0, help="Decode replicas.")] = 1,
-    serving: Annotated[Path | None, typer.Option(help="The shared config [configs/serving.yaml].")] = None,
-    prefill_config: Annotated[Path | None, typer.Option(help="[configs/prefill.yaml]")] = None,
-    decode_config: Annotated[Path | None, typer.Option(help="[configs/decode.yaml]")] = None,
-    ready_timeout: Annotated[float, typer.Option(min=0, help="Seconds until all have to be ready.")] = 300.0,
+    serving: Annotated[
+        Path | None, typer.Option(help="The config that both share.", show_default="configs/serving.yaml")
+    ] = None,
+    prefill_config: Annotated[
+        Path | None, typer.Option(help="The prefill service's own config.", show_default="configs/prefill.yaml")
+    ] = None,
+    decode_config: Annotated[
+        Path | None, typer.Option(help="The decode service's own config.", show_default="configs/decode.yaml")
+    ] = None,
+    ready_timeout: Annotated[float, typer.Option(help="Seconds until all have to be ready, more than 0.")] = 300.0,
 ) -> None:
     """Run both services on this machine.
 
     Replica i listens on the configured ports + i. Ctrl-C lets running requests finish; a second one kills.
-    """
-    from cli.layout import ConfigFiles
-    from cli.up import run
 
+    A process that dies is not started again: the rest goes on without it, until none of its kind is left.
+    """
+    with interrupts_exit():
+        from cli.layout import ConfigFiles
+        from cli.up import run
+
+    if not 0 < ready_timeout < math.inf:
+        raise typer.BadParameter("needs seconds > 0", param_hint="--ready-timeout")
     if prefill + decode == 0:
         raise typer.BadParameter("nothing to start: --prefill and --decode are both 0")
     given = {"serving": serving, "prefill": prefill_config, "decode": decode_config}
@@ -151,7 +174,8 @@ def import_model(
     name: Annotated[str | None, typer.Option(help="Name for the model of a GGUF file.")] = None,
 ) -> None:
     """Convert a model once, and keep it in the cache."""
-    from cli.models import import_with_progress
+    with interrupts_exit():
+        from cli.models import import_with_progress
 
     import_with_progress(name_or_gguf, name)
 
@@ -159,6 +183,7 @@ def import_model(
 @models.command("list")
 def list_models() -> None:
     """Show the built-in models and those in the cache."""
-    from cli.models import print_models
+    with interrupts_exit():
+        from cli.models import print_models
 
     print_models()

@@ -13,6 +13,8 @@ class StreamStats:
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.has_begun = False
+        """Whether any event has arrived."""
         self._clock = clock
         self._began = clock()
         self._first: float | None = None
@@ -22,6 +24,7 @@ class StreamStats:
 
     def observe(self, event: Event | None) -> None:
         """Takes note of an event that has just arrived."""
+        self.has_begun = True
         if isinstance(event, Delta):
             self._last = self._clock()
             self._first = self._last if self._first is None else self._first

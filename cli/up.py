@@ -9,9 +9,11 @@ from typing import Any, Self
 from rich.console import Console
 from rich.text import Text
 
-from cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, plain_failures, print_error
+from cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
+from cli.failures import plain_failures, print_error
 from cli.fleet import Fleet, FleetError
 from cli.layout import ConfigFiles, busy_ports, lay_out
+from cli.leftovers import remove_leftovers
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STYLES = ("cyan", "magenta", "green", "yellow", "blue", "bright_red")
@@ -31,7 +33,10 @@ def run(num_prefill: int, num_decode: int, files: ConfigFiles, ready_timeout_s: 
         return EXIT_FAILED
     output = PrefixedOutput([spec.name for spec in layout.specs])
     fleet = Fleet(layout.specs, output.line)
-    return asyncio.run(supervise(fleet, output.say, ready_timeout_s, layout.drain_grace_s + _STOP_MARGIN_S))
+    try:
+        return asyncio.run(supervise(fleet, output.say, ready_timeout_s, layout.drain_grace_s + _STOP_MARGIN_S))
+    finally:
+        remove_leftovers(fleet, layout.shm_dir)
 
 
 async def supervise(fleet: Fleet, say: Say, ready_timeout_s: float, grace_s: float) -> int:

@@ -1,17 +1,20 @@
 import asyncio
+import fcntl
 import gc
 import os
 import select
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cli.failures import EXIT_FAILED, EXIT_INTERRUPTED
-from cli.fleet import Fleet, FleetError, ProcessSpec
-from cli.layout import busy_ports, free_port
+from cli import up
+from cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
+from cli.fleet import Fleet, FleetError, ProcessSpec, service_command
+from cli.layout import ConfigFiles, Layout, busy_ports, free_port
 from cli.up import supervise
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -197,3 +200,42 @@ async def test_a_failed_start_stops_the_rest() -> None:
     assert await supervise(fleet, lines.say, READY_S, GRACE_S) == EXIT_FAILED
     assert "baton | error: decode-0 exited with code 2 before it was ready" in lines.seen
     assert not _is_alive(fleet.processes[0].pid)
+
+
+def _run_up(monkeypatch: pytest.MonkeyPatch, shm_dir: Path, *specs: ProcessSpec) -> int:
+    monkeypatch.setattr(up, "lay_out", lambda *_: Layout(specs, GRACE_S, shm_dir))
+    return up.run(1, 1, ConfigFiles(), READY_S)
+
+
+def test_what_a_dead_process_leaves_in_shared_memory_is_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stale, live, foreign = (tmp_path / name for name in ("baton-kv-0", "baton-kv-1", "other"))
+    for path in (stale, live, foreign):
+        path.touch()
+    with live.open() as owned:
+        fcntl.flock(owned, fcntl.LOCK_EX)
+        assert _run_up(monkeypatch, tmp_path, spec("prefill", 0, "--exit-at-once", "3")) == EXIT_FAILED
+    assert set(tmp_path.iterdir()) == {live, foreign}
+
+
+async def test_a_fleet_knows_whether_all_ended_well() -> None:
+    async with Fleet([spec("prefill"), spec("decode")], Lines().line) as fleet:
+        await fleet.start()
+        await fleet.wait_ready(READY_S)
+        assert not fleet.ended_well
+        await fleet.stop(GRACE_S)
+        assert fleet.ended_well
+    async with Fleet([spec("prefill"), spec("decode", 0, "--exit-at-once", "3")], Lines().line) as fleet:
+        await fleet.start()
+        await fleet.next_exit()
+        await fleet.stop(GRACE_S)
+        assert not fleet.ended_well
+
+
+@pytest.mark.parametrize("name", ["shared", "prefill_service", "torch", "grpc"])
+def test_a_service_takes_no_module_from_the_current_directory(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    command = service_command("prefill_service", "--help")
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

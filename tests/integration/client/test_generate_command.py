@@ -121,7 +121,28 @@ def test_a_failure_after_text_keeps_the_text(runner: CliRunner, server: ServerTh
 def test_no_server_is_a_failure(dead_target: str) -> None:
     result = CliRunner().invoke(app, ["generate", "a", "--target", dead_target])
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: UNAVAILABLE: ")
+    first, second = result.stderr.splitlines()
+    assert first.startswith("error: UNAVAILABLE: ")
+    assert second == f"  is a decode service running at {dead_target}? `baton up` starts both services"
+
+
+def test_a_service_that_answers_is_not_asked_after(runner: CliRunner, server: ServerThread) -> None:
+    draining = Failure(grpc.StatusCode.UNAVAILABLE, "draining", reason="DRAINING")
+    server.servicer.failures = [draining]
+    assert runner.invoke(app, ["generate", "a"]).stderr == "error: UNAVAILABLE (DRAINING): draining\n"
+    server.servicer.failure_after = (1, Failure(grpc.StatusCode.UNAVAILABLE, "gone"))
+    assert runner.invoke(app, ["generate", "a"]).stderr == "error: UNAVAILABLE: gone\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [("--target", "foo", "needs host:port"), ("--timeout", "inf", "needs seconds > 0")],
+)
+def test_bad_usage_names_the_option_and_what_it_needs(option: str, value: str, message: str) -> None:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["generate", "a", option, value])
+    assert result.exit_code == 2
+    assert f"Invalid value for {option}: " in result.stderr
+    assert message in result.stderr
 
 
 def _generate(server: ServerThread, *arguments: str) -> "subprocess.Popen[str]":

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -65,13 +66,24 @@ def test_replica_i_adds_i_to_each_port(files: ConfigFiles) -> None:
 
 def test_each_process_gets_its_config_files(files: ConfigFiles) -> None:
     prefill, decode = lay_out(files, 1, 1, environ={}).specs
-    assert prefill.command[1:] == (
-        *("-m", "prefill_service", "--config", str(files.prefill), "--serving", str(files.serving)),
+    assert prefill.command[1:-2] == (
+        *("-P", "-m", "prefill_service", "--config", str(files.prefill), "--serving", str(files.serving)),
     )
-    assert decode.command[1:] == (
-        *("-m", "decode_service", "--config", str(files.decode), "--serving", str(files.serving)),
+    assert decode.command[1:-2] == (
+        *("-P", "-m", "decode_service", "--config", str(files.decode), "--serving", str(files.serving)),
     )
     assert (prefill.service, decode.service) == ("baton.v1.PrefillService", "baton.v1.GenerationService")
+
+
+def test_each_process_knows_who_started_it(files: ConfigFiles) -> None:
+    """Services outlived a `baton up` that was killed."""
+    for spec in lay_out(files, 1, 1, environ={}).specs:
+        assert spec.command[-2:] == ("--parent", str(os.getpid()))
+
+
+def test_the_layout_names_the_place_of_prefills_pools(files: ConfigFiles, tmp_path: Path) -> None:
+    assert lay_out(files, 1, 1, environ={}).shm_dir == Path("/dev/shm")
+    assert lay_out(files, 1, 1, environ={"BATON_PREFILL__SHM_DIR": str(tmp_path)}).shm_dir == tmp_path
 
 
 def test_without_prefill_the_configured_targets_stay(files: ConfigFiles) -> None:
