@@ -24,7 +24,7 @@ with interrupts_exit():
     from cli.stats import StreamStats
     from shared.errors import ConfigError
 
-QUESTION = "Tell me in two sentences why the sky is blue."
+QUESTION = "Explain in two sentences what a computer program is."
 MAX_TOKENS = 64
 READY_TIMEOUT_S = 300.0
 _STOP_S = 15.0
