@@ -9,8 +9,9 @@ import pytest
 
 from baton.v1 import generation_pb2 as pb
 from baton.v1 import kv_pb2, prefill_pb2, prefill_pb2_grpc
-from baton_client import BatonClientError, Delta, ResourceExhausted, Started
-from tests.services import Split, greedy, running_single, running_split, serving_config
+from baton_client import AsyncBatonClient, BatonClientError, Delta, ResourceExhausted, Started
+from decode_service.server import DecodeServer
+from tests.services import Split, greedy, running_decode, running_single, running_split, serving_config
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -58,18 +59,35 @@ async def test_three_hundred_cancels_then_a_quiet_answer(tiny_llama_dir: Path) -
 
 async def test_a_prompt_left_half_computed_is_not_taken_for_cached(tiny_llama_dir: Path) -> None:
     """Local prefill, cancelled between chunks: what was not computed must not be reused."""
-    serving = serving_config(tiny_llama_dir)
-    async with running_single(serving) as quiet:
-        expected = await quiet.generate(prompt(900, seed=3), **greedy(max_tokens=8))
-    async with running_single(serving) as client:
-        for pause in (0.0, 0.01, 0.02, 0.05):
-            call = asyncio.create_task(client.generate(prompt(900, seed=3), **greedy(max_tokens=8)))
-            await asyncio.wait({call}, timeout=pause)
+    serving = serving_config(tiny_llama_dir, local_prefill_max_tokens=None)
+    async with (
+        running_decode(serving, []) as decode,
+        AsyncBatonClient(f"127.0.0.1:{decode.port}") as client,
+    ):
+        expected = await client.generate(prompt(900, seed=3), **greedy(max_tokens=8))
+        was_cut = False
+        for salt in map(str, range(5)):
+            options = greedy(max_tokens=8, cache_salt=salt)
+            num_steps = mixed_steps(decode)
+            call = asyncio.create_task(client.generate(prompt(900, seed=3), **options))
+            async with asyncio.timeout(10):
+                while mixed_steps(decode) == num_steps:
+                    await asyncio.sleep(0.001)
             call.cancel()
             await asyncio.wait({call})
-            assert call.cancelled()
-        result = await client.generate(prompt(900, seed=3), **greedy(max_tokens=8))
-        assert result.completions == expected.completions
+            was_cut = was_cut or call.cancelled()
+            async with asyncio.timeout(10):
+                while decode.core.generator.num_live:
+                    await asyncio.sleep(0.001)
+            num_computed = 64 * (mixed_steps(decode) - num_steps)
+            again = await client.generate(prompt(900, seed=3), **options)
+            assert again.usage.cached_tokens <= num_computed
+            assert again.completions == expected.completions
+        assert was_cut, "a prompt of 15 chunks is cancelled after its first ones"
+
+
+def mixed_steps(decode: DecodeServer) -> float:
+    return decode.metrics.registry.get_sample_value("baton_decode_steps_total", {"walk": "mixed"}) or 0.0
 
 
 async def test_a_refused_request_never_reaches_prefill(tiny_llama_dir: Path) -> None:
