@@ -112,8 +112,10 @@ async def test_more_requests_than_rows_all_succeed(tiny_llama_dir: Path) -> None
 
 async def test_a_full_queue_says_when_to_try_again(tiny_llama_dir: Path) -> None:
     """Room for one request at a time, and two may wait."""
-    async with running_split(serving_config(tiny_llama_dir), decode={"num_kv_blocks": 60, "max_queue_len": 2}) as split:
-        async with split.client.stream(prompt(50), **greedy(max_tokens=400)) as first:
+    async with running_split(
+        serving_config(tiny_llama_dir), decode={"num_kv_blocks": 120, "max_queue_len": 2}
+    ) as split:
+        async with split.client.stream(prompt(50), **greedy(max_tokens=850)) as first:
             assert isinstance(await anext(first), Started)
             waiting = [
                 asyncio.create_task(split.client.generate(prompt(50), **greedy(max_tokens=300))) for _ in range(2)
@@ -134,8 +136,8 @@ async def test_a_full_queue_says_when_to_try_again(tiny_llama_dir: Path) -> None
 
 async def test_a_deadline_counts_the_queue(tiny_llama_dir: Path) -> None:
     """A request whose time runs out while it waits is never computed."""
-    async with running_split(serving_config(tiny_llama_dir), decode={"num_kv_blocks": 60}) as split:
-        async with split.client.stream(prompt(50), **greedy(max_tokens=400)) as first:
+    async with running_split(serving_config(tiny_llama_dir), decode={"num_kv_blocks": 120}) as split:
+        async with split.client.stream(prompt(50), **greedy(max_tokens=850)) as first:
             assert isinstance(await anext(first), Started)
             with pytest.raises(BatonClientError) as caught:
                 await split.client.generate(prompt(50, seed=2), timeout=0.2, **greedy(max_tokens=300))
