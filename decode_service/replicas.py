@@ -21,6 +21,7 @@ from decode_service.kv_links import KvLinks
 from shared.errors import BatonError, Reason, UnavailableError
 from shared.rpc.convert import identity_to_proto
 from shared.rpc.options import channel_options
+from shared.rpc.status import peer_error
 from shared.worker.engine import Identity
 
 log = structlog.get_logger()
@@ -32,6 +33,7 @@ _MIN_RETRY_S = 0.1
 _MAX_RETRY_S = 1.0
 _SETTLE_TIMEOUT_S = 1.0
 """How long a request waits for a replica whose handshake is in flight."""
+_LOADING_TIMEOUT_S = 30.0
 _WATCH_LIMIT_S = 3600.0
 _MAX_REMEMBERED_PREFIXES = 16384
 _MAX_IMBALANCE_TOKENS = 8192
@@ -70,13 +72,13 @@ class PrefillReplica:
         self.session: Session | None = None
         self.last_error: str = ""
         self.num_attempts = 0
+        self.is_loading = False
         self._identity = identity
         self._links = links
         self._reported_tokens = 0
         self._sent_tokens = 0
         self._changed = asyncio.Condition()
         self._wake = asyncio.Event()
-        self._channel: grpc.aio.Channel | None = None
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -97,6 +99,9 @@ class PrefillReplica:
                 try:
                     session = await self._shake_hands(stub)
                 except (grpc.aio.AioRpcError, BatonError) as error:
+                    self.is_loading = _says_loading(error)
+                    if self.is_loading:
+                        delay = _MIN_RETRY_S  # it is there, and will be ready soon
                     await self._go_down(_describe(error))
                 else:
                     delay = _MIN_RETRY_S
@@ -104,6 +109,11 @@ class PrefillReplica:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), delay)
                 delay = min(2 * delay, _MAX_RETRY_S)
+
+    async def wait_loaded(self) -> None:
+        """Returns when the replica does not say that it is loading its model: it is ready, or it is not there."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self.is_loading)
 
     async def settle(self) -> None:
         """Tries again now, and returns when that has succeeded or failed."""
@@ -161,7 +171,7 @@ class PrefillReplica:
         if self.session is session and self.state is ReplicaState.READY:
             return
         async with self._changed:
-            self.session, self.state = session, ReplicaState.READY
+            self.session, self.state, self.is_loading = session, ReplicaState.READY, False
             self.num_attempts += 1
             self._changed.notify_all()
 
@@ -212,6 +222,12 @@ class ReplicaSet:
         with suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_TIMEOUT_S):
                 await asyncio.gather(*(replica.settle() for replica in self._replicas))
+
+    async def wait_loaded(self) -> None:
+        """Waits for replicas that are there but still load their model, though no longer than half a minute."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOADING_TIMEOUT_S):
+                await asyncio.gather(*(replica.wait_loaded() for replica in self._replicas))
 
     async def choose(self, prefix: Sequence[bytes], avoid: Collection[Session]) -> tuple[PrefillReplica, Session]:
         """The replica for a prompt: the one that has its prefix, else the less loaded of two.
@@ -266,6 +282,11 @@ async def _timed(
         except StopAsyncIteration:
             return
         yield report
+
+
+def _says_loading(error: grpc.aio.AioRpcError | BatonError) -> bool:
+    told = peer_error(error) if isinstance(error, grpc.aio.AioRpcError) else error
+    return told is not None and told.reason is Reason.NOT_READY
 
 
 def _describe(error: grpc.aio.AioRpcError | BatonError | TimeoutError) -> str:

@@ -48,7 +48,10 @@ class DecodeServer(EngineService[DecodeCore]):
         return WalkChoice("mixed", step_limits(self.resolved, NODE, "mixed"), decode_walk="decode")
 
     async def assemble(self, engine: Engine, step_loop: StepLoop) -> Assembled[DecodeCore]:
-        """Meets the prefill replicas, as far as they are there, before the service is ready."""
+        """Meets the prefill replicas, as far as they are there, before the service is ready.
+
+        Those that are still loading are waited for: the first requests should not all go to whoever was first.
+        """
         config = self._config
         admission = Admission(engine.ledger, self.resolved.max_num_seqs(NODE), config.max_queue_len)
         links = KvLinks(config.transports, Path(config.shm_dir), engine.identity.layout, config.fetch_timeout_s)
@@ -56,6 +59,7 @@ class DecodeServer(EngineService[DecodeCore]):
         replicas = ReplicaSet(config.prefill_targets, engine.identity, links)
         await self.closers.enter_async_context(replicas)
         await replicas.settle()
+        await replicas.wait_loaded()
         generator = Generator(
             config,
             engine,

@@ -9,6 +9,12 @@ import pytest
 
 from baton_client import AsyncBatonClient, BatonClientError, Unavailable
 from decode_service.server import DecodeServer
+from prefill_service.server import PrefillServer
+from prefill_service.servicer import PrefillCore
+from shared.config.services import PrefillServiceConfig
+from shared.worker.engine import Engine
+from shared.worker.service import Assembled
+from shared.worker.step_loop import StepLoop
 from tests.services import greedy, running_decode, running_prefill, running_split, serving_config
 from tests.tiny_models import write_tiny_model
 
@@ -32,6 +38,27 @@ async def test_no_replica_is_unavailable_at_once(tiny_llama_dir: Path) -> None:
             await client.generate("hello", timeout=5)
         assert caught.value.reason == "NO_PREFILL_REPLICA"
         assert "127.0.0.1:1" in str(caught.value)
+
+
+async def test_decode_is_ready_when_the_prefill_that_loads_beside_it_is(tiny_llama_dir: Path) -> None:
+    class SlowPrefill(PrefillServer):
+        async def assemble(self, engine: Engine, step_loop: StepLoop) -> Assembled[PrefillCore]:
+            await asyncio.sleep(1.5)
+            return await super().assemble(engine, step_loop)
+
+    serving = serving_config(tiny_llama_dir)
+    config = PrefillServiceConfig(port=0, metrics_port=0, threads=1, num_kv_blocks=64, drain_grace_s=1)
+    slow = SlowPrefill(config, serving)
+    starting = asyncio.create_task(slow.start())
+    try:
+        async with asyncio.timeout(10):
+            while not slow.port:
+                await asyncio.sleep(0.01)
+        async with running_decode(serving, [slow.port]) as decode:
+            assert decode.core.replicas.num_ready == 1
+    finally:
+        await starting
+        await slow.stop()
 
 
 async def test_no_replica_is_made_up_for_where_the_policy_says_so(tiny_llama_dir: Path) -> None:
