@@ -167,8 +167,10 @@ class Generator:
         if limit is None or request.prompt_len - progress.num_fetched_tokens <= limit:
             yield Started(request.request_id, request.prompt_len, progress.num_fetched_tokens)
         else:
-            async for event in self._follow_prefill(live, reservation, progress):
-                yield event
+            # Closed before the blocks are: a fetch may still be writing to them when the first token ends the text.
+            async with aclosing(self._follow_prefill(live, reservation, progress)) as events:
+                async for event in events:
+                    yield event
         self._submit(live, reservation, progress.num_fetched_tokens)
         while True:
             async with _deadline(live):

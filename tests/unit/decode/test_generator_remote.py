@@ -180,3 +180,22 @@ async def test_a_short_prompt_is_computed_here(desk: MakeDesk, limit: int, is_lo
     await until(lambda: bool(made.loop.submitted or made.remote.works))
     assert (len(made.loop.submitted), len(made.remote.works)) == ((1, 0) if is_local else (0, 1))
     await caller.leave()
+
+
+async def test_a_text_that_ends_with_the_first_token_keeps_its_blocks_until_no_fetch_writes_to_them(
+    desk: MakeDesk,
+) -> None:
+    num_in_use_at_the_end: list[int] = []
+
+    async def fetching(_: PrefillWork) -> AsyncGenerator[Accepted | FirstToken]:
+        try:
+            yield Accepted(0)
+            yield FirstToken(72)
+        finally:
+            await asyncio.sleep(0.01)  # as a copy that is waited for
+            num_in_use_at_the_end.append(made.counts.in_use)
+
+    made = desk(remote=fetching)
+    await made.follow(generation_request("a", PROMPT, max_tokens=1)).end()
+    assert num_in_use_at_the_end == [3], "10 prompt tokens and 1 generated one, in blocks of 4"
+    assert made.is_idle
