@@ -32,7 +32,15 @@ from shared.text.stopping import Finish, banned_token_ids
 from shared.worker.engine import Engine
 from shared.worker.ledger import Reservation
 from shared.worker.sequence import Sequence
-from shared.worker.step_loop import ChunkLanded, LoopStopped, Retired, StepEvent, StepLoop, TokenSampled
+from shared.worker.step_loop import (
+    ChunkLanded,
+    LoopStopped,
+    Retired,
+    StepEvent,
+    StepLoop,
+    TokenSampled,
+    loop_stopped_error,
+)
 
 log = structlog.get_logger()
 
@@ -279,13 +287,13 @@ class Generator:
     def _fail_all(self, error: str) -> None:
         self._failure = error
         for live in [live for live in self._live.values() if live.is_computing]:
-            live.sampled.put_nowait(_stopped(error))
+            live.sampled.put_nowait(loop_stopped_error(error))
             self._let_go(live)
 
     def _require_step_loop(self) -> None:
         """Refuses what would wait for a step loop that is gone."""
         if self._failure is not None:
-            raise _stopped(self._failure)
+            raise loop_stopped_error(self._failure)
 
     def _note_first_delta(self, live: LiveRequest) -> None:
         if not live.first_delta_s:
@@ -303,10 +311,6 @@ class Generator:
             first_token_s=live.first_delta_s - live.arrived_s,
             total_s=time.monotonic() - live.arrived_s,
         )
-
-
-def _stopped(error: str) -> UnavailableError:
-    return UnavailableError(f"the engine has stopped: {error}", Reason.ENGINE_FAILED)
 
 
 @asynccontextmanager

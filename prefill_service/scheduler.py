@@ -34,7 +34,15 @@ from shared.telemetry.metrics import ServiceMetrics
 from shared.text.stopping import StoppingParams
 from shared.worker.ledger import BlockLedger, Reservation
 from shared.worker.sequence import Sequence
-from shared.worker.step_loop import ChunkLanded, LoopStopped, Retired, StepEvent, StepLoop, TokenSampled
+from shared.worker.step_loop import (
+    ChunkLanded,
+    LoopStopped,
+    Retired,
+    StepEvent,
+    StepLoop,
+    TokenSampled,
+    loop_stopped_error,
+)
 
 log = structlog.get_logger()
 
@@ -88,7 +96,7 @@ class PrefillScheduler:
         """
         self._check(task)
         if self._failure is not None:
-            raise _stopped(self._failure)
+            raise loop_stopped_error(self._failure)
         if task.request_id in self._jobs:
             raise DuplicateRequestError(
                 f"request {task.request_id!r} is live on this prefill service", metadata={"request_id": task.request_id}
@@ -324,8 +332,4 @@ class PrefillScheduler:
             if job.is_computing:
                 self._retire(job, error=None)
             if not job.is_closed:
-                job.outbox.put_nowait(_stopped(error))
-
-
-def _stopped(error: str) -> UnavailableError:
-    return UnavailableError(f"the engine has stopped: {error}", Reason.ENGINE_FAILED)
+                job.outbox.put_nowait(loop_stopped_error(error))

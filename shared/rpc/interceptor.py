@@ -73,8 +73,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 raise
             except BatonError as error:
                 status = status_code(error).name
-                log.info("call_refused", method=method, status=status, reason=error.reason, error=error.message)
-                await _abort(context, error)
+                await _abort(method, context, error)
             finally:
                 self._on_status(method, status)
             return response
@@ -94,8 +93,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 raise
             except BatonError as error:
                 status = status_code(error).name
-                log.info("call_refused", method=method, status=status, reason=error.reason, error=error.message)
-                await _abort(context, error)
+                await _abort(method, context, error)
             finally:
                 self._on_status(method, status)
 
@@ -107,8 +105,10 @@ def _why_cancelled(context: Context) -> str:
     return "CANCELLED" if remaining_s is None or remaining_s > 0 else "DEADLINE_EXCEEDED"
 
 
-async def _abort(context: Context, error: BatonError) -> NoReturn:
-    await context.abort(status_code(error), status_message(error), trailing_metadata(error))
+async def _abort(method: str, context: Context, error: BatonError) -> NoReturn:
+    code = status_code(error)
+    log.info("call_refused", method=method, status=code.name, reason=error.reason, error=error.message)
+    await context.abort(code, status_message(error), trailing_metadata(error))
 
 
 def _tolerant(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:

@@ -20,6 +20,7 @@ import structlog
 import torch
 
 from shared.engine.step import StepRow
+from shared.errors import Reason, UnavailableError
 from shared.planning import StepLimits, plan_step
 from shared.sampling.sampler import sample
 from shared.text.stopping import Finish, token_finish
@@ -64,6 +65,11 @@ class LoopStopped:
     """The loop has ended; `error` is None where it was asked to."""
 
     error: str | None
+
+
+def loop_stopped_error(error: str) -> UnavailableError:
+    """What a request gets that needs a step loop which has ended."""
+    return UnavailableError(f"the engine has stopped: {error}", Reason.ENGINE_FAILED)
 
 
 StepEvent = ChunkLanded | TokenSampled | Retired | LoopStopped
