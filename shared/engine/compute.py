@@ -38,13 +38,23 @@ class StepComputer:
         """
         step = buffers.inputs.load(rows)
         activations = buffers.activations.first(step.packed.num_tokens)
-        activations.hidden.copy_(self._model.weights.embedding.index_select(0, step.token_ids))
+        self._embed(rows, step.token_ids, activations.hidden)
         buffers.kernels.begin_step(step.packed)
         run_layers(self._model.weights, self._model.config.norm_eps, buffers.kernels, activations)
         num_logits = step.logit_tokens.shape[0]
         if num_logits > 0:
             self._run_head(buffers, activations.hidden, step.logit_tokens)
         return self._logits[:num_logits]
+
+    def _embed(self, rows: Sequence[StepRow], token_ids: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Begins the residual stream: rows of the embedding table, or the vectors that stand in their place."""
+        hidden.copy_(self._model.weights.embedding.index_select(0, token_ids))
+        first = 0
+        for row in rows:
+            if row.input_embeddings is not None:
+                vectors = torch.tensor(row.input_embeddings)
+                hidden[first : first + len(vectors)].copy_(vectors)
+            first += len(row.token_ids)
 
     def _run_head(self, buffers: StepBuffers, hidden: torch.Tensor, tokens: torch.Tensor) -> None:
         weights, count = self._model.weights, tokens.shape[0]

@@ -10,6 +10,8 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 import torch
 
@@ -143,6 +145,17 @@ class Runner:
             assert row.kv_len <= self._config.max_model_len, f"{row.kv_len} tokens; {self._config.max_model_len} fit"
             assert num_blocks <= len(row.block_table), f"{len(row.block_table)} blocks; {num_blocks} are needed"
             assert all(0 <= block < self._num_blocks for block in row.block_table), "a block that is not in the pool"
+            if row.input_embeddings is not None:
+                self._check_embeddings(row.input_embeddings, len(row.token_ids))
+
+    def _check_embeddings(self, vectors: npt.NDArray[np.float32], num_tokens: int) -> None:
+        assert vectors.dtype == np.float32, f"embeddings are {vectors.dtype}, not float32"
+        assert vectors.ndim == 2, f"embeddings have {vectors.ndim} dimensions, not 2"
+        num_vectors, size = vectors.shape
+        assert 0 < num_vectors <= num_tokens, f"{num_vectors} embeddings for {num_tokens} tokens"
+        assert size == self._config.hidden_size, (
+            f"embeddings of {size} values; hidden_size is {self._config.hidden_size}"
+        )
 
     def _log_miss(self, walk: str, num_tokens: int) -> None:
         num_unpadded_steps = self._stats[walk].num_unpadded_steps

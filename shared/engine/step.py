@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True)
 class StepRow:
@@ -16,6 +19,9 @@ class StepRow:
     """Blocks of the sequence from position 0, enough for `kv_len` tokens; more may follow."""
     wants_logits: bool
     """Whether the LM head runs on the last token."""
+    input_embeddings: npt.NDArray[np.float32] | None = None
+    """float32 [n, hidden_size], n <= len(token_ids): stand in the place of the embeddings of the row's first n tokens,
+    whose token ids mean nothing (any id of the vocabulary will do). None: all tokens have ids."""
 
     @property
     def kv_len(self) -> int:
