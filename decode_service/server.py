@@ -14,9 +14,10 @@ from decode_service.servicer import DecodeCore, GenerationServicer
 from decode_service.translate import ServedModel
 from shared.config.services import DecodeServiceConfig
 from shared.config.serving import ServingConfig
-from shared.worker.engine import Engine, step_limits
+from shared.worker.engine import Engine, token_walk
 from shared.worker.service import Assembled, EngineService
-from shared.worker.step_loop import StepLoop, WalkChoice
+from shared.worker.step_loop import StepLoop
+from shared.worker.walks import WalkChoice
 
 SERVICE_NAME = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 NODE = "decode"
@@ -45,7 +46,10 @@ class DecodeServer(EngineService[DecodeCore]):
 
     def walks(self) -> WalkChoice:
         """See `EngineService`."""
-        return WalkChoice("mixed", step_limits(self.resolved, NODE, "mixed"), decode_walk="decode")
+        mixed = token_walk(self.resolved, NODE, "mixed")
+        has_own_rungs = self.resolved.has_walk(NODE, "prefill_text")
+        prefill = token_walk(self.resolved, NODE, "prefill_text") if has_own_rungs else mixed
+        return WalkChoice(prefill, mixed, decode="decode")
 
     async def assemble(self, engine: Engine, step_loop: StepLoop) -> Assembled[DecodeCore]:
         """Meets the prefill replicas, as far as they are there, before the service is ready.

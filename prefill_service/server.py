@@ -15,9 +15,10 @@ from shared.kv.transports.base import KvTransport
 from shared.kv.transports.grpc import GrpcTransport
 from shared.kv.transports.local import LocalTransport, register_pool, unregister_pool
 from shared.kv.transports.shm import ShmTransport
-from shared.worker.engine import Engine, step_limits
+from shared.worker.engine import Engine, token_walk
 from shared.worker.service import Assembled, EngineService
-from shared.worker.step_loop import StepLoop, WalkChoice
+from shared.worker.step_loop import StepLoop
+from shared.worker.walks import WalkChoice
 
 SERVICE_NAME = prefill_pb2.DESCRIPTOR.services_by_name["PrefillService"].full_name
 NODE = "prefill"
@@ -50,7 +51,7 @@ class PrefillServer(EngineService[PrefillCore]):
 
     def walks(self) -> WalkChoice:
         """See `EngineService`."""
-        return WalkChoice(WALK, step_limits(self.resolved, NODE, WALK), decode_walk=None, max_new_tokens=1)
+        return WalkChoice(token_walk(self.resolved, NODE, WALK), max_new_tokens=1)
 
     async def assemble(self, engine: Engine, step_loop: StepLoop) -> Assembled[PrefillCore]:
         """See `EngineService`."""

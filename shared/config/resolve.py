@@ -77,6 +77,10 @@ class ResolvedServing:
             return ResolvedWalk(node, name, mixed.step_budget, mixed.ladder)
         raise KeyError(f"{node}.{name}")
 
+    def has_walk(self, node: str, name: str) -> bool:
+        """Whether the node prepares captures for a walk of this name."""
+        return any(walk.name == name for walk in self.walks_of(node))
+
     def max_num_seqs(self, node: str) -> int:
         """Most rows that a node runs."""
         return self.num_rows[node]

@@ -53,20 +53,21 @@ class Candidates:
     weights: npt.NDArray[np.float32]
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int | FloatingPointError]:
     """Choose one token for each row.
+
+    Where all rows are greedy and nothing is banned, the choice is made where the logits are, on whatever device.
 
     Args:
         logits: Floating point [len(rows), vocab_size]; left unchanged.
         rows: What each row of logits is sampled for.
 
     Returns:
-        One token id a row.
-
-    Raises:
-        FloatingPointError: a row has a NaN, or nothing that is finite.
+        One token id a row; an error for a row that has a NaN, or nothing that is finite. It says nothing of others.
     """
     assert logits.shape[0] == len(rows), (logits.shape, len(rows))
+    if all(row.params.is_greedy and not row.banned_token_ids for row in rows):
+        return _choose_highest(logits)
     values = logits.detach().to(device="cpu", dtype=torch.float32).numpy()
     return [_choose(row_values, row) for row_values, row in zip(values, rows, strict=True)]
 
@@ -95,13 +96,26 @@ def find_candidates(logits: npt.NDArray[np.float32], params: SamplingParams) -> 
     return Candidates(token_ids, weights)
 
 
-def _choose(logits: npt.NDArray[np.float32], row: SampleRow) -> int:
+def _choose_highest(logits: torch.Tensor) -> list[int | FloatingPointError]:
+    """The first of the highest logits of each row; a NaN counts as the highest."""
+    if not len(logits):
+        return []
+    token_ids = logits.argmax(dim=-1, keepdim=True)
+    pairs = zip(token_ids.flatten().tolist(), logits.gather(-1, token_ids).flatten().tolist(), strict=True)
+    return [token_id if isfinite(value) else _no_number(value) for token_id, value in pairs]
+
+
+def _no_number(highest: float) -> FloatingPointError:
+    return FloatingPointError(f"the highest logit is {highest}")
+
+
+def _choose(logits: npt.NDArray[np.float32], row: SampleRow) -> int | FloatingPointError:
     if row.banned_token_ids:
         logits = logits.copy()
         logits[list(row.banned_token_ids)] = -np.inf
     highest = logits.max()
     if not isfinite(highest):
-        raise FloatingPointError(f"the highest logit is {highest}")
+        return _no_number(float(highest))
     if row.params.is_greedy:
         return int(logits.argmax())  # the first of equal maxima
     candidates = find_candidates(logits, row.params)

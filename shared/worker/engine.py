@@ -20,6 +20,7 @@ from shared.kv.pool import KvPool
 from shared.planning import StepLimits
 from shared.text.tokenizer import Tokenizer
 from shared.worker.ledger import BlockLedger
+from shared.worker.walks import TokenWalk
 
 log = structlog.get_logger()
 
@@ -107,16 +108,17 @@ def _warm_up(runner: Runner, is_abandoned: Callable[[], bool]) -> None:
             raise StartAbandonedError
 
 
-def step_limits(resolved: ResolvedServing, node: str, walk: str) -> StepLimits:
-    """The planner's limits of one walk."""
-    chosen = resolved.walk(node, walk)
-    return StepLimits(
-        budget=chosen.step_budget,
+def token_walk(resolved: ResolvedServing, node: str, name: str) -> TokenWalk:
+    """A walk that a node prepares captures for, as steps are planned for it."""
+    walk = resolved.walk(node, name)
+    limits = StepLimits(
+        budget=walk.step_budget,
         threshold=resolved.long_prefill_token_threshold,
         max_partial_prefills=resolved.max_partial_prefills,
         max_num_rows=resolved.max_num_seqs(node),
-        ladder=chosen.ladder,
+        ladder=walk.ladder,
     )
+    return TokenWalk(name, limits)
 
 
 def num_threads(configured: int | None, processes_on_host: int) -> int:

@@ -21,7 +21,8 @@ from shared.rpc.host import GrpcHost
 from shared.telemetry.metrics import ServiceMetrics
 from shared.worker.engine import Engine, build_engine, num_threads
 from shared.worker.observe import observe_engine
-from shared.worker.step_loop import LoopStopped, StepEvent, StepLoop, WalkChoice
+from shared.worker.step_loop import LoopStopped, StepEvent, StepLoop
+from shared.worker.walks import WalkChoice
 
 log = structlog.get_logger()
 

@@ -175,8 +175,18 @@ class TestDraws:
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     @pytest.mark.parametrize("values", [[0.0, float("nan")], [float("-inf")] * 2, [0.0, float("inf")]])
     def test_broken_logits_are_no_distribution(self, temperature: float, values: list[float]) -> None:
-        with pytest.raises(FloatingPointError, match="highest logit is"):
-            sample(torch.tensor([values]), [row(SamplingParams(temperature=temperature))])
+        good, broken = sample(torch.tensor([[0.0, 1.0], values]), [row(GREEDY), row(SamplingParams(temperature))])
+        assert good == 1
+        assert isinstance(broken, FloatingPointError)
+        assert str(broken).startswith("the highest logit is ")
+
+
+@given(st.lists(st.lists(st.sampled_from([-1.0, 0.0, 2.5]), min_size=4, max_size=4), min_size=1, max_size=5))
+def test_greedy_rows_together_equal_greedy_rows_among_others(values: list[list[float]]) -> None:
+    logits = torch.tensor([*values, [0.0] * 4])
+    *among_others, _ = sample(logits, [*(row(GREEDY) for _ in values), row(SamplingParams())])
+    assert sample(logits[:-1], [row(GREEDY) for _ in values]) == among_others
+    assert among_others == [entries.index(max(entries)) for entries in values]
 
 
 PARAMS = st.builds(

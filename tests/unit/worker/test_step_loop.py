@@ -17,13 +17,14 @@ from shared.worker.step_loop import (
     StepEvent,
     StepLoop,
     TokenSampled,
-    WalkChoice,
 )
+from shared.worker.walks import TokenWalk, WalkChoice
 from tests.unit.worker.counting_runner import CountingRunner
 
 LIMITS = StepLimits(budget=8, threshold=0, max_partial_prefills=0, max_num_rows=4, ladder=Ladder((1, 2, 4, 8)))
-DECODE = WalkChoice("mixed", LIMITS, decode_walk="decode")
-PREFILL = WalkChoice("prefill_text", LIMITS, decode_walk=None, max_new_tokens=1)
+MIXED = TokenWalk("mixed", LIMITS)
+DECODE = WalkChoice(MIXED, MIXED, decode="decode")
+PREFILL = WalkChoice(TokenWalk("prefill_text", LIMITS), max_new_tokens=1)
 WAIT_S = 10.0
 
 
@@ -164,16 +165,22 @@ def test_a_failed_step_fails_its_sequences_and_no_later_one() -> None:
         assert started.until_retired("good")[-1][-1] == Retired("good", num_computed_tokens=1)
 
 
-def test_logits_without_a_number_fail_the_step_and_not_the_loop() -> None:
+def test_a_row_whose_logits_are_no_numbers_fails_alone() -> None:
     class NanRunner(CountingRunner):
         def run(self, walk: str, rows: list[StepRow]) -> torch.Tensor:  # type: ignore[override]  # the loop passes a list
-            return super().run(walk, rows) * float("nan")
+            logits = super().run(walk, rows)
+            logits[[row.token_ids[-1] == 66 for row in rows]] = float("nan")
+            return logits
 
-    with running(NanRunner(), DECODE, sequence("a", [1]), sequence("b", [2])) as started:
-        assert {event.request_id for event in started.until_retired("a", "b")[0] if isinstance(event, Retired)} == {
-            "a",
-            "b",
-        }
+    with running(NanRunner(), DECODE, sequence("bad", [66]), sequence("good", [2], max_tokens=1)) as started:
+        assert started.until_retired("bad", "good") == [
+            [
+                Retired("bad", "the highest logit is nan"),
+                ChunkLanded("good", 1),
+                TokenSampled("good", 3, Finish(FinishReason.LENGTH)),
+                Retired("good", num_computed_tokens=1),
+            ]
+        ]
 
 
 def test_a_broken_loop_says_so() -> None:

@@ -1,0 +1,170 @@
+"""One step after another: plan, run, sample, and say what happened. Knows no thread, no queue, no blocks."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+import torch
+
+from shared.engine.step import StepRow
+from shared.planning import plan_step
+from shared.sampling.sampler import sample
+from shared.text.stopping import Finish, token_finish
+from shared.worker.sequence import Sequence
+from shared.worker.walks import WalkChoice
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class ChunkLanded:
+    """The KV of a request's first `num_computed_tokens` tokens is in the pool."""
+
+    request_id: str
+    num_computed_tokens: int
+
+
+@dataclass(frozen=True)
+class TokenSampled:
+    """A token was sampled; `finish` is set if it is the last one."""
+
+    request_id: str
+    token_id: int
+    finish: Finish | None
+
+
+@dataclass(frozen=True)
+class Retired:
+    """No later step touches the request's blocks.
+
+    Attributes:
+        error: why, if it failed.
+        num_computed_tokens: tokens whose KV is in the pool.
+    """
+
+    request_id: str
+    error: str | None = None
+    num_computed_tokens: int = 0
+
+
+SequenceEvent = ChunkLanded | TokenSampled | Retired
+
+
+class StepRunner(Protocol):
+    """What steps need of `shared.engine.runner.Runner`."""
+
+    def run(self, walk: str, rows: list[StepRow]) -> torch.Tensor:
+        """Runs one packed step; float32 logits [rows that want them, vocab]."""
+
+
+class Stepper:
+    """Sequences that are computed together. Not for use by two threads at once.
+
+    Args:
+        runner: runs packed steps.
+        walks: the node's walks and limits.
+        on_logits: called with each sequence whose last token was in a step, and its logits [vocab], which are valid
+            during the call.
+    """
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        walks: WalkChoice,
+        on_logits: Callable[[Sequence, torch.Tensor], None] | None = None,
+    ) -> None:
+        self._runner = runner
+        self._walks = walks
+        self._on_logits = on_logits
+        self._sequences: list[Sequence] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self._sequences
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes a sequence; it is the stepper's until it is retired."""
+        self._sequences.append(sequence)
+
+    def drop(self, request_id: str) -> list[Retired]:
+        """Retires a sequence before its next step; nothing to do where it is retired already."""
+        dropped = [sequence for sequence in self._sequences if sequence.request_id == request_id]
+        self._sequences = [sequence for sequence in self._sequences if sequence.request_id != request_id]
+        return [Retired(request_id, num_computed_tokens=sequence.num_computed_tokens) for sequence in dropped]
+
+    def step(self) -> list[SequenceEvent]:
+        """Computes one step of the sequences, of which there must be some; returns what it did.
+
+        A step that fails retires its own sequences and no others; so does a row whose logits are no numbers.
+        """
+        walk, planned = self._plan()
+        rows = [sequence.step_row(num_tokens) for sequence, num_tokens in planned]
+        started = time.perf_counter()
+        try:
+            logits = self._runner.run(walk, rows)
+        except RuntimeError as failure:
+            log.exception("step_failed", walk=walk, num_rows=len(rows))
+            return [self._fail(sequence, str(failure)) for sequence, _ in planned]
+        finals = [sequence for (sequence, _), row in zip(planned, rows, strict=True) if row.wants_logits]
+        sampled = self._sample(finals, logits)
+        events = [event for sequence, count in planned for event in self._land(sequence, count, sampled)]
+        log.debug(
+            "step",
+            walk=walk,
+            num_rows=len(rows),
+            num_tokens=sum(len(row.token_ids) for row in rows),
+            seconds=round(time.perf_counter() - started, 6),
+        )
+        return events
+
+    def _plan(self) -> tuple[str, list[tuple[Sequence, int]]]:
+        """Chooses the walk, and how many tokens of which sequences; reorders them so that cut ones rotate."""
+        walk, sequences = self._walks.token_walk(self._sequences), self._sequences
+        if walk is None:
+            assert self._walks.decode is not None
+            return self._walks.decode, [(sequence, 1) for sequence in sequences]
+        waiting: list[Sequence] = []
+        if walk is not self._walks.mixed and self._walks.decode is not None:
+            waiting = [sequence for sequence in sequences if sequence.is_decoding]
+            sequences = [sequence for sequence in sequences if not sequence.is_decoding]
+        plan = plan_step([sequence.plan_row() for sequence in sequences], walk.limits)
+        self._sequences = [*waiting, *(sequences[index] for index in plan.next_order)]
+        return walk.name, [(sequences[row.row_index], row.num_tokens) for row in plan.slices]
+
+    def _sample(self, finals: list[Sequence], logits: torch.Tensor) -> dict[str, int | FloatingPointError]:
+        if self._on_logits is not None:
+            for sequence, row in zip(finals, logits, strict=True):
+                self._on_logits(sequence, row)
+        token_ids = sample(logits, [sequence.sample_row() for sequence in finals])
+        return dict(zip((sequence.request_id for sequence in finals), token_ids, strict=True))
+
+    def _land(
+        self, sequence: Sequence, num_tokens: int, sampled: dict[str, int | FloatingPointError]
+    ) -> Iterator[SequenceEvent]:
+        token_id = sampled.get(sequence.request_id)
+        if isinstance(token_id, FloatingPointError):
+            log.warning("row_failed", request_id=sequence.request_id, error=str(token_id))
+            yield self._fail(sequence, str(token_id))
+            return
+        was_prompt = not sequence.is_decoding
+        sequence.num_computed_tokens += num_tokens
+        if was_prompt:
+            sequence.is_partial = True
+            yield ChunkLanded(sequence.request_id, sequence.num_computed_tokens)
+        if token_id is None:
+            return
+        sequence.token_ids.append(token_id)
+        finish = token_finish(
+            sequence.stopping, sequence.eos_token_ids, token_id, sequence.num_generated, sequence.room
+        )
+        yield TokenSampled(sequence.request_id, token_id, finish)
+        limit = self._walks.max_new_tokens
+        if finish is not None or (limit is not None and sequence.num_generated >= limit):
+            yield from self.drop(sequence.request_id)
+
+    def _fail(self, sequence: Sequence, message: str) -> Retired:
+        self.drop(sequence.request_id)
+        return Retired(sequence.request_id, message)
