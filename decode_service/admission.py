@@ -17,6 +17,7 @@ _RETRY_AFTER_S = 1.0
 @dataclass(eq=False)
 class _Waiter:
     request: GenerationRequest
+    block_hashes: list[bytes]
     admitted: asyncio.Future[Reservation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -52,14 +53,11 @@ class Admission:
             InvalidRequestError: the pool can never hold the request.
             QueueFullError: as many requests wait as may.
         """
-        self._check_fits(request)
-        if len(self._waiters) >= self._max_queue_len:
-            raise QueueFullError(
-                f"{len(self._waiters)} requests wait, which is the limit",
-                _RETRY_AFTER_S,
-                {"queue_len": len(self._waiters), "max_queue_len": self._max_queue_len},
-            )
-        waiter = _Waiter(request)
+        check_fits(self._ledger, request)
+        self._check_queue()
+        block_hashes = await self._hashes(request)
+        self._check_queue()
+        waiter = _Waiter(request, block_hashes)
         self._waiters.append(waiter)
         self._admit()
         try:
@@ -74,20 +72,20 @@ class Admission:
         self._num_admitted -= 1
         self._admit()
 
-    def _check_fits(self, request: GenerationRequest) -> None:
-        num_blocks = self._ledger.num_blocks_for(request.max_total_len)
-        if num_blocks > self._ledger.max_reservation:
-            raise InvalidRequestError(
-                f"prompt and completion of up to {request.max_total_len} tokens need {num_blocks} KV blocks; "
-                f"the decode pool has {self._ledger.max_reservation}",
-                Reason.REQUEST_EXCEEDS_POOL,
-                {
-                    "prompt_tokens": request.prompt_len,
-                    "max_total_tokens": request.max_total_len,
-                    "needed_blocks": num_blocks,
-                    "pool_blocks": self._ledger.max_reservation,
-                },
+    def _check_queue(self) -> None:
+        if len(self._waiters) >= self._max_queue_len:
+            raise QueueFullError(
+                f"{len(self._waiters)} requests wait, which is the limit",
+                _RETRY_AFTER_S,
+                {"queue_len": len(self._waiters), "max_queue_len": self._max_queue_len},
             )
+
+    async def _hashes(self, request: GenerationRequest) -> list[bytes]:
+        """What the prompt is found by in the cache; megabytes of vectors are hashed off the event loop."""
+        prompt = (request.prompt_token_ids, request.cache_salt, request.input_embeddings)
+        if request.input_embeddings is None:
+            return self._ledger.prompt_hashes(*prompt)
+        return await asyncio.to_thread(self._ledger.prompt_hashes, *prompt)
 
     def _withdraw(self, waiter: _Waiter) -> None:
         if waiter in self._waiters:
@@ -104,9 +102,30 @@ class Admission:
         while self._waiters and self._num_admitted < self._max_num_seqs:
             head = max(self._waiters, key=lambda waiter: waiter.request.priority)
             request = head.request
-            reservation = self._ledger.reserve(request.prompt_token_ids, request.max_total_len, request.cache_salt)
+            reservation = self._ledger.reserve_hashed(head.block_hashes, request.prompt_len, request.max_total_len)
             if reservation is None:
                 return
             self._waiters.remove(head)
             self._num_admitted += 1
             head.admitted.set_result(reservation)
+
+
+def check_fits(ledger: BlockLedger, request: GenerationRequest) -> None:
+    """Refuses a request that the pool can never hold.
+
+    Raises:
+        InvalidRequestError: REQUEST_EXCEEDS_POOL, with the numbers.
+    """
+    num_blocks = ledger.num_blocks_for(request.max_total_len)
+    if num_blocks > ledger.max_reservation:
+        raise InvalidRequestError(
+            f"prompt and completion of up to {request.max_total_len} tokens need {num_blocks} KV blocks; "
+            f"the decode pool has {ledger.max_reservation}",
+            Reason.REQUEST_EXCEEDS_POOL,
+            {
+                "prompt_tokens": request.prompt_len,
+                "max_total_tokens": request.max_total_len,
+                "needed_blocks": num_blocks,
+                "pool_blocks": ledger.max_reservation,
+            },
+        )

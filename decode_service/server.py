@@ -10,8 +10,8 @@ from decode_service.generator import Generator
 from decode_service.kv_links import KvLinks
 from decode_service.remote_prefill import RemotePrefill
 from decode_service.replicas import ReplicaSet
+from decode_service.served_model import describe_model
 from decode_service.servicer import DecodeCore, GenerationServicer
-from decode_service.translate import ServedModel
 from shared.config.services import DecodeServiceConfig
 from shared.config.serving import ServingConfig
 from shared.worker.engine import Engine, token_walk
@@ -46,9 +46,9 @@ class DecodeServer(EngineService[DecodeCore]):
 
     def walks(self) -> WalkChoice:
         """See `EngineService`."""
-        mixed = token_walk(self.resolved, NODE, "mixed")
+        mixed = token_walk(self.resolved, self.resolved.walk(NODE, "mixed"))
         has_own_rungs = self.resolved.has_walk(NODE, "prefill_text")
-        prefill = token_walk(self.resolved, NODE, "prefill_text") if has_own_rungs else mixed
+        prefill = token_walk(self.resolved, self.resolved.walk(NODE, "prefill_text")) if has_own_rungs else mixed
         return WalkChoice(prefill, mixed, decode="decode")
 
     async def assemble(self, engine: Engine, step_loop: StepLoop) -> Assembled[DecodeCore]:
@@ -76,16 +76,6 @@ class DecodeServer(EngineService[DecodeCore]):
         self.metrics.watch_gauge("requests_waiting", "Requests in the queue.", lambda: admission.num_waiting)
         self.metrics.watch_gauge("requests_admitted", "Requests that hold blocks.", lambda: admission.num_admitted)
         self.metrics.watch_gauge("prefill_replicas_ready", "Prefill replicas in use.", lambda: replicas.num_ready)
-        core = DecodeCore(self._served_model(engine), generator, replicas, links, engine.ledger)
+        model = describe_model(self.serving.model, engine, config.default_max_tokens)
+        core = DecodeCore(model, generator, replicas, links, engine.ledger)
         return Assembled(core, generator.on_events)
-
-    def _served_model(self, engine: Engine) -> ServedModel:
-        return ServedModel(
-            name=self.serving.model,
-            fingerprint=engine.identity.model_fingerprint,
-            dtype=engine.identity.layout.dtype,
-            max_model_len=engine.model.config.max_model_len,
-            vocab_size=engine.model.config.vocab_size,
-            default_max_tokens=self._config.default_max_tokens,
-            tokenizer=engine.tokenizer,
-        )

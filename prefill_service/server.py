@@ -51,7 +51,7 @@ class PrefillServer(EngineService[PrefillCore]):
 
     def walks(self) -> WalkChoice:
         """See `EngineService`."""
-        return WalkChoice(token_walk(self.resolved, NODE, WALK), max_new_tokens=1)
+        return WalkChoice(token_walk(self.resolved, self.resolved.walk(NODE, WALK)), max_new_tokens=1)
 
     async def assemble(self, engine: Engine, step_loop: StepLoop) -> Assembled[PrefillCore]:
         """See `EngineService`."""
@@ -72,7 +72,16 @@ class PrefillServer(EngineService[PrefillCore]):
         self.metrics.watch_gauge("requests_waiting", "Prompts in the queue.", lambda: scheduler.load().num_waiting)
         self.metrics.watch_gauge("requests_running", "Prompts being computed.", lambda: scheduler.load().num_running)
         self.metrics.watch_gauge("handles_live", "Handles not yet acknowledged.", lambda: len(exports))
-        core = PrefillCore(engine.identity, scheduler, exports, engine.ledger, engine.pool, tuple(transports))
+        core = PrefillCore(
+            identity=engine.identity,
+            scheduler=scheduler,
+            exports=exports,
+            ledger=engine.ledger,
+            pool=engine.pool,
+            transports=tuple(transports),
+            max_model_len=engine.model.config.max_model_len,
+            hidden_size=engine.model.config.hidden_size,
+        )
         return Assembled(core, scheduler.on_events)
 
     def on_drain(self) -> None:

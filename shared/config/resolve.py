@@ -13,7 +13,7 @@ Order: a ladder that is left out is made first, then every ladder is trimmed to 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.config.serving import DEFAULT_MIXED_BUDGET, DEFAULT_PREFILL_BUDGET, ServingConfig
 from shared.ladder import Ladder, doubling_rungs, trim
@@ -86,14 +86,20 @@ class ResolvedServing:
         return self.num_rows[node]
 
     def effective_budget(self, node: str, name: str) -> int | None:
-        """Most tokens in a step of an offline batch.
+        """Most tokens in a step of an offline batch; see `offline_walk`."""
+        return self.offline_walk(node, name).step_budget
 
-        The step budget, capped by the threshold where one long prompt runs at a time (`max_partial_prefills` is 1).
+    def offline_walk(self, node: str, name: str) -> ResolvedWalk:
+        """The walk as an offline batch runs it: under its effective budget, and trimmed to that.
+
+        The effective budget is the step budget, capped by the threshold where one long prompt runs at a time
+        (`max_partial_prefills` is 1).
         """
-        budget = self.walk(node, name).step_budget
-        if budget is None or self.max_partial_prefills != 1 or self.long_prefill_token_threshold == 0:
-            return budget
-        return min(budget, self.long_prefill_token_threshold)
+        walk = self.walk(node, name)
+        if walk.step_budget is None or self.max_partial_prefills != 1 or self.long_prefill_token_threshold == 0:
+            return walk
+        budget = min(walk.step_budget, self.long_prefill_token_threshold)
+        return replace(walk, step_budget=budget, ladder=trim((*walk.ladder.rungs, *walk.ladder.dropped), budget))
 
     def dropped_rungs(self) -> dict[str, tuple[int, ...]]:
         """`node.walk` → rungs that trimming dropped, for walks that lost any."""

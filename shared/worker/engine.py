@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from shared.config.resolve import ResolvedServing
+from shared.config.resolve import ResolvedServing, ResolvedWalk
 from shared.config.serving import ServingConfig
 from shared.engine.models.registry import model_fingerprint, resolve_model
 from shared.engine.runner import LoadedModel, Runner, load_model
@@ -43,6 +43,24 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class EngineLoad:
+    """What an engine is prepared for.
+
+    Attributes:
+        walks: with the budgets that their steps keep to, warm-up included.
+        max_num_rows: most rows of a step.
+    """
+
+    walks: tuple[ResolvedWalk, ...]
+    max_num_rows: int
+
+    @classmethod
+    def of_node(cls, resolved: ResolvedServing, node: str) -> "EngineLoad":
+        """What a service runs."""
+        return cls(resolved.walks_of(node), resolved.max_num_seqs(node))
+
+
+@dataclass(frozen=True)
 class Engine:
     """A model ready to run steps, and the accounting of its pool."""
 
@@ -61,7 +79,7 @@ class Engine:
 def build_engine(
     serving: ServingConfig,
     resolved: ResolvedServing,
-    node: str,
+    load: EngineLoad,
     num_kv_blocks: int,
     shm_dir: Path | None,
     threads: int,
@@ -80,7 +98,7 @@ def build_engine(
     layout = model.kv_layout(serving.kv.block_size)
     pool = _make_pool(layout, num_kv_blocks, shm_dir)
     try:
-        runner = Runner(model, pool, resolved.walks_of(node), max_num_rows=resolved.max_num_seqs(node))
+        runner = Runner(model, pool, load.walks, max_num_rows=load.max_num_rows)
         _warm_up(runner, is_abandoned)
         allocator = BlockAllocator(num_kv_blocks, pool.generations)
         return Engine(
@@ -108,17 +126,16 @@ def _warm_up(runner: Runner, is_abandoned: Callable[[], bool]) -> None:
             raise StartAbandonedError
 
 
-def token_walk(resolved: ResolvedServing, node: str, name: str) -> TokenWalk:
-    """A walk that a node prepares captures for, as steps are planned for it."""
-    walk = resolved.walk(node, name)
+def token_walk(resolved: ResolvedServing, walk: ResolvedWalk) -> TokenWalk:
+    """A walk that the engine is prepared for, as its steps are planned."""
     limits = StepLimits(
         budget=walk.step_budget,
         threshold=resolved.long_prefill_token_threshold,
         max_partial_prefills=resolved.max_partial_prefills,
-        max_num_rows=resolved.max_num_seqs(node),
+        max_num_rows=resolved.max_num_seqs(walk.node),
         ladder=walk.ladder,
     )
-    return TokenWalk(name, limits)
+    return TokenWalk(walk.name, limits)
 
 
 def num_threads(configured: int | None, processes_on_host: int) -> int:

@@ -19,7 +19,7 @@ from shared.config.serving import ServingConfig
 from shared.rpc.gate import ReadyGate
 from shared.rpc.host import GrpcHost
 from shared.telemetry.metrics import ServiceMetrics
-from shared.worker.engine import Engine, build_engine, num_threads
+from shared.worker.engine import Engine, EngineLoad, build_engine, num_threads
 from shared.worker.observe import observe_engine
 from shared.worker.step_loop import LoopStopped, StepEvent, StepLoop
 from shared.worker.walks import WalkChoice
@@ -163,7 +163,7 @@ class EngineService(ABC, Generic[Core]):
                 build_engine,
                 self.serving,
                 self.resolved,
-                self._node,
+                EngineLoad.of_node(self.resolved, self._node),
                 self._settings.num_kv_blocks,
                 self._shm_dir,
                 self._num_threads,

@@ -188,3 +188,16 @@ def test_values_of_other_kinds_differ() -> None:
     assert differences('{"a":{"b":1}}', '{"a":1}') == [("a", '{"b": 1}', "1")]
     assert differences('{"a":1}', '{"a":true}') == [("a", "1", "true")]
     assert differences('{"a":null}', "{}") == [("a", "null", "(absent)")]
+
+
+def test_an_offline_walk_is_trimmed_to_its_effective_budget() -> None:
+    serving = resolved(
+        max_batch_tokens={"prefill": 4096},
+        long_prefill_token_threshold=256,
+        max_partial_prefills=1,
+        prefill_token_buckets={"prefill": {"prefill_text": [100, 300, 4096, 8192]}},
+    )
+    assert serving.walk("prefill", "prefill_text").ladder == Ladder((100, 300, 4096), dropped=(8192,))
+    walk = serving.offline_walk("prefill", "prefill_text")
+    assert walk == ResolvedWalk("prefill", "prefill_text", 256, Ladder((100, 300), dropped=(4096, 8192)))
+    assert serving.offline_walk("decode", "mixed").step_budget == 256, "the smaller of 512 and the threshold"
