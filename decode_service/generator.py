@@ -235,6 +235,7 @@ class Generator:
                 eos_token_ids=tuple(self._engine.tokenizer.eos_token_ids),
                 max_total_len=request.max_total_len,
                 priority=request.priority,
+                input_embeddings=request.input_embeddings,
             )
         )
 
@@ -268,8 +269,8 @@ class Generator:
             live.sampled.put_nowait(UnavailableError(f"a step failed: {error}", Reason.ENGINE_FAILED))
         elif live.reservation is not None:
             # Generated tokens too: a conversation's next turn can start from there.
-            computed = live.token_ids[:num_computed_tokens]
-            self._engine.ledger.share(live.reservation, computed, live.request.cache_salt)
+            request, computed = live.request, live.token_ids[:num_computed_tokens]
+            self._engine.ledger.share(live.reservation, computed, request.cache_salt, request.input_embeddings)
         self._let_go(live)
 
     def _let_go(self, live: LiveRequest) -> None:

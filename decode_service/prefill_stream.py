@@ -26,6 +26,7 @@ from shared.kv.handle import KvHandle
 from shared.kv.pool import KvPool
 from shared.kv.transports.base import KvTransport
 from shared.rpc.convert import handle_from_proto, sampling_to_proto
+from shared.rpc.prompt import write_embeddings
 from shared.worker.ledger import BlockLedger, Reservation
 
 log = structlog.get_logger()
@@ -111,7 +112,7 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted
     handles: asyncio.Queue[KvHandle] = asyncio.Queue(len(work.reservation.block_table))
     fetching = asyncio.create_task(_fetch_all(call, route, work, handles))
     try:
-        await call.write(_start(route, work))
+        await call.write(await _start(route, work))
         num_announced = work.progress.num_fetched_tokens
         while num_announced < work.request.prompt_len:
             response = await _read(call, fetching)
@@ -236,20 +237,24 @@ async def _fetch(route: Route, work: PrefillWork, handle: KvHandle) -> None:
     )
 
 
-def _start(route: Route, work: PrefillWork) -> prefill_pb2.PrefillRequest:
-    request = work.request
+async def _start(route: Route, work: PrefillWork) -> prefill_pb2.PrefillRequest:
+    """The stream's first message; megabytes of vectors are written into it off the event loop."""
+    request, vectors = work.request, work.request.input_embeddings
     start = prefill_pb2.PrefillStart(
         request_id=route.prefill_id,
         epoch=route.session.epoch,
         transport=route.session.transport,
-        token_ids=request.prompt_token_ids,
+        token_ids=request.prompt_token_ids if vectors is None else (),
         first_needed_token=work.progress.num_fetched_tokens,
         sampling=sampling_to_proto(request.sampling),
         banned_token_ids=work.banned_token_ids,
         priority=request.priority,
         cache_salt=request.cache_salt,
     )
-    return prefill_pb2.PrefillRequest(start=start)
+    message = prefill_pb2.PrefillRequest(start=start)
+    if vectors is not None:
+        await asyncio.to_thread(write_embeddings, message.start.embeddings, vectors)
+    return message
 
 
 def _handle_of(response: prefill_pb2.PrefillResponse, route: Route, work: PrefillWork, num_announced: int) -> KvHandle:

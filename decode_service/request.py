@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from shared.sampling.params import SamplingParams
 from shared.text.stopping import Finish, StoppingParams
 
@@ -11,6 +14,8 @@ class GenerationRequest:
     """A validated request.
 
     Attributes:
+        prompt_token_ids: a 0 for each position where the prompt is vectors.
+        input_embeddings: float32 [prompt_len, hidden_size], the vectors of a prompt without token ids.
         max_total_len: most tokens of prompt and completion together: what was asked for, or what the context holds.
     """
 
@@ -22,6 +27,7 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: str = ""
+    input_embeddings: npt.NDArray[np.float32] | None = None
 
     @property
     def prompt_len(self) -> int:

@@ -4,6 +4,8 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
@@ -11,6 +13,7 @@ from baton.v1 import generation_pb2
 from decode_service.request import Delta, Finished, GenerationEvent, GenerationRequest, Started, Usage
 from shared.errors import InvalidRequestError, Reason, UnimplementedFieldError, require
 from shared.rpc.convert import sampling_from_proto
+from shared.rpc.prompt import check_prompt_len, embeddings_from_proto
 from shared.text.stopping import Finish, FinishReason, StoppingParams
 from shared.text.tokenizer import Tokenizer
 from shared.text.types import ChatMessage
@@ -18,6 +21,9 @@ from shared.text.types import ChatMessage
 AnyGenerateRequest = generation_pb2.GenerateRequest | generation_pb2.StreamGenerateRequest
 
 MAX_REQUEST_ID_LEN = 128
+
+MAX_CACHE_SALT_LEN = 1024
+"""It goes on to prefill, whose messages may be no larger than decode's own."""
 
 _UNIMPLEMENTED_SAMPLING = (
     "repetition_penalty",
@@ -43,6 +49,7 @@ class ServedModel:
     Attributes:
         name: as in the config; requests may name it or leave it out.
         max_model_len: most tokens of a prompt and its completion together.
+        hidden_size: values of one vector of an embeddings prompt.
     """
 
     name: str
@@ -50,6 +57,7 @@ class ServedModel:
     dtype: str
     max_model_len: int
     vocab_size: int
+    hidden_size: int
     default_max_tokens: int
     tokenizer: Tokenizer
 
@@ -60,7 +68,7 @@ class ServedModel:
 
 
 def request_from_proto(message: AnyGenerateRequest, model: ServedModel) -> GenerationRequest:
-    """Validates a request and tokenizes its prompt. Takes as long as tokenizing does: run it off the event loop.
+    """Validates a request and tokenizes its prompt, or reads its vectors. Takes long: run it off the event loop.
 
     Raises:
         InvalidRequestError: a field is wrong; the metadata has the numbers.
@@ -71,8 +79,8 @@ def request_from_proto(message: AnyGenerateRequest, model: ServedModel) -> Gener
     sampling = sampling_from_proto(message.sampling, default_seed=secrets.randbits(64))
     if message.sampling.HasField("n"):
         require(message.sampling.n >= 1, "sampling.n", message.sampling.n, "[1, inf)", Reason.SAMPLING_INVALID)
-    prompt = _prompt_token_ids(message, model)
-    _check_prompt(prompt, model)
+    prompt, input_embeddings = _prompt(message, model)
+    check_prompt_len(len(prompt), model.max_model_len)
     room = model.max_model_len - len(prompt)
     stopping = _stopping(message.stopping, default_max_tokens=min(model.default_max_tokens, room))
     stopping.check_vocabulary(model.vocab_size)
@@ -85,7 +93,8 @@ def request_from_proto(message: AnyGenerateRequest, model: ServedModel) -> Gener
         max_total_len=len(prompt) + min(stopping.max_tokens, room),
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
         priority=message.priority,
-        cache_salt=message.cache_salt,
+        cache_salt=_cache_salt(message.cache_salt),
+        input_embeddings=input_embeddings,
     )
 
 
@@ -205,12 +214,11 @@ def model_to_proto(model: ServedModel) -> generation_pb2.GetModelResponse:
         eos_token_ids=model.tokenizer.eos_token_ids,
         has_chat_template=model.tokenizer.has_chat_template,
         dtype=model.dtype,
+        hidden_size=model.hidden_size,
     )
 
 
 def _refuse_unimplemented(message: AnyGenerateRequest) -> None:
-    if message.HasField("embeddings"):
-        raise UnimplementedFieldError("embeddings")
     _refuse_set(message.sampling, "sampling", _UNIMPLEMENTED_SAMPLING)
     if message.sampling.logit_bias:
         raise UnimplementedFieldError("sampling.logit_bias")
@@ -235,6 +243,23 @@ def _request_id(requested: str) -> str:
     return requested or secrets.token_hex(16)
 
 
+def _cache_salt(salt: str) -> str:
+    if len(salt) > MAX_CACHE_SALT_LEN:
+        raise InvalidRequestError(
+            f"cache_salt has {len(salt)} characters; at most {MAX_CACHE_SALT_LEN} are allowed",
+            metadata={"field": "cache_salt", "length": len(salt), "max_length": MAX_CACHE_SALT_LEN},
+        )
+    return salt
+
+
+def _prompt(message: AnyGenerateRequest, model: ServedModel) -> tuple[list[int], npt.NDArray[np.float32] | None]:
+    """The prompt's token ids; or vectors, and a 0 in the place of each id."""
+    if message.WhichOneof("prompt") == "embeddings":
+        vectors = embeddings_from_proto(message.embeddings, model.hidden_size, model.max_model_len)
+        return [0] * len(vectors), vectors
+    return _prompt_token_ids(message, model), None
+
+
 def _prompt_token_ids(message: AnyGenerateRequest, model: ServedModel) -> list[int]:
     match message.WhichOneof("prompt"):
         case "text":
@@ -246,7 +271,7 @@ def _prompt_token_ids(message: AnyGenerateRequest, model: ServedModel) -> list[i
             return encode_chat(message.chat, model)
         case _:
             raise InvalidRequestError(
-                "the request has no prompt; needs one of text, token_ids, chat", Reason.PROMPT_MISSING
+                "the request has no prompt; needs one of text, token_ids, chat, embeddings", Reason.PROMPT_MISSING
             )
 
 
@@ -261,18 +286,6 @@ def _check_text_len(num_characters: int, model: ServedModel) -> None:
                 "max_characters": model.max_text_len,
                 "max_model_len": model.max_model_len,
             },
-        )
-
-
-def _check_prompt(prompt: list[int], model: ServedModel) -> None:
-    numbers = {"prompt_tokens": len(prompt), "max_model_len": model.max_model_len}
-    if not prompt:
-        raise InvalidRequestError("the prompt is empty; needs at least 1 token", Reason.PROMPT_EMPTY, numbers)
-    if len(prompt) >= model.max_model_len:
-        raise InvalidRequestError(
-            f"the prompt has {len(prompt)} tokens; the context of {model.max_model_len} leaves no room for an answer",
-            Reason.PROMPT_TOO_LONG,
-            numbers,
         )
 
 

@@ -3,6 +3,9 @@
 import asyncio
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from shared.errors import BatonError
 from shared.kv.handle import KvHandle
 from shared.sampling.params import SamplingParams
@@ -14,6 +17,8 @@ class PrefillTask:
     """One prompt to compute.
 
     Attributes:
+        token_ids: a 0 for each position where the prompt is vectors.
+        input_embeddings: float32 [prompt_len, hidden_size], the vectors of a prompt without token ids.
         first_needed_token: KV of tokens before it is not exported; a multiple of the block size.
         transport: name of the transport that handles are for.
     """
@@ -26,6 +31,7 @@ class PrefillTask:
     banned_token_ids: tuple[int, ...] = ()
     priority: int = 0
     cache_salt: str = ""
+    input_embeddings: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,11 +52,12 @@ class HandleReady:
 JobMessage = Accepted | HandleReady | BatonError
 
 
-@dataclass
+@dataclass(eq=False)
 class PrefillJob:
     """A task and what has become of it. `outbox` holds at most one message a block, and two more."""
 
     task: PrefillTask
+    block_hashes: list[bytes]
     outbox: asyncio.Queue[JobMessage]
     reservation: Reservation | None = None
     num_computed_tokens: int = 0

@@ -85,8 +85,12 @@ class PrefillScheduler:
         self._failure: str | None = None
         self._load_changed = asyncio.Event()
 
-    def submit(self, task: PrefillTask) -> PrefillJob:
+    def submit(self, task: PrefillTask, block_hashes: list[bytes] | None = None) -> PrefillJob:
         """Queues a task.
+
+        Args:
+            task: what to compute.
+            block_hashes: the ledger's `prompt_hashes` of its prompt, where the caller has them.
 
         Raises:
             InvalidRequestError: the prompt cannot fit the model or the pool, or the task contradicts itself.
@@ -107,8 +111,10 @@ class PrefillScheduler:
                 retry_after_s=1.0,
                 metadata={"queue_len": len(self._waiting), "max_queue_len": self._max_queue_len},
             )
+        if block_hashes is None:
+            block_hashes = self._ledger.prompt_hashes(task.token_ids, task.cache_salt, task.input_embeddings)
         num_blocks = self._ledger.num_blocks_for(len(task.token_ids))
-        job = PrefillJob(task, asyncio.Queue(num_blocks + 2))
+        job = PrefillJob(task, block_hashes, asyncio.Queue(num_blocks + 2))
         self._jobs[task.request_id] = job
         self._waiting.append(job)
         self._admit()
@@ -228,8 +234,7 @@ class PrefillScheduler:
         num_running = sum(job.is_computing for job in self._jobs.values())
         while self._waiting and num_running < self._max_num_seqs:
             job = max(self._waiting, key=lambda waiting: waiting.task.priority)
-            task = job.task
-            reservation = self._ledger.reserve(task.token_ids, job.prompt_len, task.cache_salt)
+            reservation = self._ledger.reserve_hashed(job.block_hashes, job.prompt_len, job.prompt_len)
             if reservation is None:
                 break
             self._waiting.remove(job)
@@ -260,6 +265,7 @@ class PrefillScheduler:
                 max_total_len=self._max_model_len,
                 priority=task.priority,
                 banned_token_ids=task.banned_token_ids,
+                input_embeddings=task.input_embeddings,
             )
         )
 

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 
 from baton.v1 import prefill_pb2, prefill_pb2_grpc
 from prefill_service.exports import ExportTable
 from prefill_service.job import Accepted, HandleReady, JobMessage, PrefillJob, PrefillTask
 from prefill_service.scheduler import PrefillScheduler
 from shared.config.resolve import differences
-from shared.errors import BatonError, HandleError, HandshakeError, InvalidRequestError, Reason, UnimplementedFieldError
+from shared.errors import BatonError, HandleError, HandshakeError, InvalidRequestError, Reason
 from shared.kv.pool import KvPool
 from shared.kv.transports.blocks import read_blocks
 from shared.rpc.convert import handle_to_proto, identity_from_proto, identity_to_proto, sampling_from_proto
 from shared.rpc.gate import ReadyGate
+from shared.rpc.prompt import embeddings_from_proto
 from shared.worker.engine import Identity
 from shared.worker.ledger import BlockLedger
 
@@ -37,6 +40,8 @@ class PrefillCore:
     ledger: BlockLedger
     pool: KvPool
     transports: tuple[str, ...]
+    max_model_len: int
+    hidden_size: int
 
 
 class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
@@ -68,7 +73,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                 Reason.EPOCH_STALE,
                 {"epoch": start.epoch, "current_epoch": core.pool.epoch},
             )
-        job = core.scheduler.submit(_task_from_proto(start))
+        job = await _submit(core, start)
         acks = asyncio.create_task(_read_acks(core.scheduler, job, request_iterator))
         try:
             is_final = False
@@ -172,18 +177,32 @@ def _succeeded(message: JobMessage) -> Accepted | HandleReady:
     return message
 
 
-def _task_from_proto(start: prefill_pb2.PrefillStart) -> PrefillTask:
-    if start.HasField("embeddings"):
-        raise UnimplementedFieldError("embeddings")
+async def _submit(core: PrefillCore, start: prefill_pb2.PrefillStart) -> PrefillJob:
+    """Queues what `start` asks for; megabytes of vectors are checked and hashed off the event loop."""
+    if not start.HasField("embeddings"):
+        return core.scheduler.submit(_task_from_proto(start, vectors=None))
+    if start.token_ids:
+        raise InvalidRequestError("`start` has both token_ids and embeddings", Reason.PREFILL_PROTOCOL_VIOLATED)
+
+    def prepare() -> tuple[PrefillTask, list[bytes]]:
+        vectors = embeddings_from_proto(start.embeddings, core.hidden_size, core.max_model_len)
+        task = _task_from_proto(start, vectors)
+        return task, core.ledger.prompt_hashes(task.token_ids, task.cache_salt, vectors)
+
+    return core.scheduler.submit(*await asyncio.to_thread(prepare))
+
+
+def _task_from_proto(start: prefill_pb2.PrefillStart, vectors: npt.NDArray[np.float32] | None) -> PrefillTask:
     return PrefillTask(
         request_id=start.request_id,
-        token_ids=tuple(start.token_ids),
+        token_ids=tuple(start.token_ids) if vectors is None else (0,) * len(vectors),
         first_needed_token=start.first_needed_token,
         transport=start.transport,
         sampling=sampling_from_proto(start.sampling, default_seed=0),
         banned_token_ids=tuple(start.banned_token_ids),
         priority=start.priority,
         cache_salt=start.cache_salt,
+        input_embeddings=vectors,
     )
 
 

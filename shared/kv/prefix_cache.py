@@ -1,29 +1,60 @@
 """Finds blocks whose KV is already computed, by chained hashes of the tokens they hold. Pure accounting."""
 
 import hashlib
+import struct
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from shared.kv.allocator import BlockAccountingError, BlockAllocator
 
+_VECTORS = b"vectors"
 
-def block_hashes(token_ids: Sequence[int], cache_salt: str, block_size: int) -> list[bytes]:
+
+def block_hashes(
+    token_ids: Sequence[int],
+    cache_salt: str,
+    block_size: int,
+    input_embeddings: npt.NDArray[np.float32] | None = None,
+    known: Sequence[bytes] = (),
+) -> list[bytes]:
     """Hash of each full block of a prompt: SHA-256 over the hash of the block before it and its own token ids.
 
     So equal hashes mean equal tokens from the prompt's start, which is what KV depends on. SHA-256, because a
     collision that a caller could construct would hand it another caller's KV.
 
+    A block that begins with vectors is hashed over the word "vectors", their number and size, their bytes, and the ids
+    of its other tokens: longer than any block of ids, so that the two kinds never meet. A text and its own embeddings
+    therefore share nothing; equal vectors do.
+
     Args:
         token_ids: the prompt, each id in [0, 2**32).
         cache_salt: stands before the first block, so that prompts of different salts share nothing.
         block_size: tokens a block; tokens after the last full block are ignored.
+        input_embeddings: [n, hidden_size] vectors of the first n tokens, whose ids mean nothing.
+        known: hashes of the first blocks, where they were computed before.
     """
-    parent = hashlib.sha256(cache_salt.encode()).digest()
-    hashes = []
-    for end in range(block_size, len(token_ids) + 1, block_size):
-        parent = hashlib.sha256(parent + array("I", token_ids[end - block_size : end]).tobytes()).digest()
+    num_blocks = len(token_ids) // block_size
+    hashes = list(known[:num_blocks])
+    parent = hashes[-1] if hashes else hashlib.sha256(cache_salt.encode()).digest()
+    for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
+        end = start + block_size
+        vectors = None if input_embeddings is None else input_embeddings[start:end]
+        parent = _block_hash(parent, token_ids[start:end], vectors)
         hashes.append(parent)
     return hashes
+
+
+def _block_hash(parent: bytes, token_ids: Sequence[int], vectors: npt.NDArray[np.float32] | None) -> bytes:
+    block = hashlib.sha256(parent)
+    if vectors is not None and len(vectors):
+        block.update(_VECTORS + struct.pack("=2I", *vectors.shape))
+        block.update(np.ravel(vectors).data)
+        token_ids = token_ids[len(vectors) :]
+    block.update(array("I", token_ids).tobytes())
+    return block.digest()
 
 
 class PrefixCache:

@@ -10,8 +10,15 @@ ChannelOptions = list[tuple[str, int | str]]
 _PING_INTERVAL_MS = 5_000
 _PING_TIMEOUT_MS = 4_000
 
-MAX_REQUEST_BYTES = 64 << 20
-"""Largest request: a full context of embeddings (8,192 × 2,048 float32)."""
+MAX_EMBEDDINGS_BYTES = 64 << 20
+"""Largest data of an embeddings prompt: a full context (8,192 × 2,048 float32)."""
+
+MAX_REQUEST_BYTES = MAX_EMBEDDINGS_BYTES + (1 << 20)
+"""Largest request: such a prompt, and room for all else in it.
+
+It is held while it waits, so a queue of them takes `max_queue_len` times as much memory: lower that where prompts are
+embeddings and callers are not trusted to be few.
+"""
 
 MAX_RESPONSE_BYTES = 8 << 20
 """Largest response: KV goes in 1 MiB messages; log-probabilities of a long prompt need a few."""

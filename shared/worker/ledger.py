@@ -6,6 +6,9 @@ Used on the event loop only. A reservation holds one reference on each of its bl
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from shared.kv.allocator import BlockAllocator, BlockCounts
 from shared.kv.prefix_cache import PrefixCache, block_hashes
 
@@ -52,13 +55,32 @@ class BlockLedger:
         """Blocks that hold so many tokens."""
         return -(-num_tokens // self._block_size)
 
-    def reserve(self, prompt_token_ids: Sequence[int], total_len: int, cache_salt: str) -> Reservation | None:
+    def reserve(
+        self,
+        prompt_token_ids: Sequence[int],
+        total_len: int,
+        cache_salt: str,
+        input_embeddings: npt.NDArray[np.float32] | None = None,
+    ) -> Reservation | None:
         """Takes blocks for `total_len` tokens, shared ones for the cached prefix; None where the pool has too few.
 
         At least the prompt's last token is left to compute, since its logits are wanted.
         """
-        hashes = block_hashes(prompt_token_ids, cache_salt, self._block_size)
-        num_reusable = (len(prompt_token_ids) - 1) // self._block_size
+        hashes = self.prompt_hashes(prompt_token_ids, cache_salt, input_embeddings)
+        return self.reserve_hashed(hashes, len(prompt_token_ids), total_len)
+
+    def prompt_hashes(
+        self,
+        prompt_token_ids: Sequence[int],
+        cache_salt: str,
+        input_embeddings: npt.NDArray[np.float32] | None = None,
+    ) -> list[bytes]:
+        """What `reserve` finds a prompt by. Any thread may compute it: megabytes of vectors take milliseconds."""
+        return block_hashes(prompt_token_ids, cache_salt, self._block_size, input_embeddings)
+
+    def reserve_hashed(self, hashes: list[bytes], prompt_len: int, total_len: int) -> Reservation | None:
+        """`reserve` for a prompt whose `prompt_hashes` are known."""
+        num_reusable = (prompt_len - 1) // self._block_size
         shared = self._cache.match(hashes[:num_reusable])
         num_new = self.num_blocks_for(total_len) - len(shared)
         if not self._allocator.can_allocate(num_new):
@@ -75,9 +97,17 @@ class BlockLedger:
             self._cache.insert(reservation.block_hashes[start:end], reservation.block_table[start:end])
             reservation.num_committed_blocks = end
 
-    def share(self, reservation: Reservation, token_ids: Sequence[int], cache_salt: str) -> None:
+    def share(
+        self,
+        reservation: Reservation,
+        token_ids: Sequence[int],
+        cache_salt: str,
+        input_embeddings: npt.NDArray[np.float32] | None = None,
+    ) -> None:
         """Lets others share every full block: `token_ids`, of prompt and completion, all have their KV in the pool."""
-        reservation.block_hashes = block_hashes(token_ids, cache_salt, self._block_size)
+        reservation.block_hashes = block_hashes(
+            token_ids, cache_salt, self._block_size, input_embeddings, known=reservation.block_hashes
+        )
         self.commit(reservation, len(token_ids))
 
     def retain(self, block_ids: Sequence[int]) -> None:

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from shared.engine.step import StepRow
 from shared.planning import PlanRow
 from shared.sampling.params import SamplingParams
@@ -19,6 +22,8 @@ class Sequence:
 
     Attributes:
         token_ids: the prompt, then what was generated.
+        input_embeddings: float32 [prompt_len, hidden_size], the vectors of a prompt without token ids: `token_ids`
+            holds a 0 for each of its positions.
         prompt_len: tokens of the prompt.
         num_computed_tokens: tokens whose KV is in the pool.
         block_table: blocks of the pool, in token order; enough for `max_total_len` tokens.
@@ -39,6 +44,7 @@ class Sequence:
     priority: int = 0
     banned_token_ids: tuple[int, ...] = ()
     is_partial: bool = False
+    input_embeddings: npt.NDArray[np.float32] | None = None
 
     @property
     def num_generated(self) -> int:
@@ -77,6 +83,7 @@ class Sequence:
             start=start,
             block_table=self.block_table,
             wants_logits=num_tokens == self.num_remaining,
+            input_embeddings=self._embeddings(start, start + num_tokens),
         )
 
     def sample_row(self) -> SampleRow:
@@ -88,3 +95,9 @@ class Sequence:
             position=self.num_generated,
             banned_token_ids=(*self.banned_token_ids, *banned),
         )
+
+    def _embeddings(self, start: int, end: int) -> npt.NDArray[np.float32] | None:
+        """The vectors of the prompt's tokens among [start, end); None where there are none."""
+        if self.input_embeddings is None or start >= self.prompt_len:
+            return None
+        return self.input_embeddings[start:end]

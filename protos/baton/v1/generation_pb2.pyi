@@ -114,7 +114,7 @@ Global___Chat: _TypeAlias = Chat  # noqa: Y015
 
 @_typing.final
 class Embeddings(_message.Message):
-    """Prompt vectors in place of token ids."""
+    """Prompt vectors in place of token ids: what the model's first layer gets."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -122,10 +122,10 @@ class Embeddings(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """num_tokens × hidden size values, little-endian, row by row."""
+    """num_tokens × hidden_size (see GetModelResponse) finite values, little-endian, row by row; at most 64 MiB."""
     num_tokens: _builtins.int
     dtype: _builtins.str
-    """"float32" or "bfloat16"."""
+    """"float32" or "bfloat16"; the latter is widened exactly."""
     def __init__(
         self,
         *,
@@ -982,6 +982,7 @@ class GetModelResponse(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     fingerprint: _builtins.str
     """Digest of the model's configuration, weights and tokenizer files."""
@@ -990,6 +991,8 @@ class GetModelResponse(_message.Message):
     vocab_size: _builtins.int
     has_chat_template: _builtins.bool
     dtype: _builtins.str
+    hidden_size: _builtins.int
+    """Values of one vector of an embeddings prompt."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1002,10 +1005,11 @@ class GetModelResponse(_message.Message):
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         has_chat_template: _builtins.bool = ...,
         dtype: _builtins.str = ...,
+        hidden_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model", b"model", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "hidden_size", b"hidden_size", "max_model_len", b"max_model_len", "model", b"model", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -163,7 +163,7 @@ class PrefillStart(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def embeddings(self) -> _generation_pb2.Embeddings:
-        """Embeddings instead of token ids."""
+        """Instead of token ids, which are then left out."""
 
     @_builtins.property
     def sampling(self) -> _generation_pb2.Sampling: ...

@@ -175,7 +175,7 @@ async def test_a_failure_is_made_up_for_elsewhere(pool: KvPool, script: Script) 
 
 FINAL: dict[str, BatonError] = {
     "invalid": InvalidRequestError("too long", Reason.PROMPT_TOO_LONG, {"prompt_tokens": 10}),
-    "unimplemented": UnimplementedFieldError("embeddings"),
+    "unimplemented": UnimplementedFieldError("sampling.n"),
     "out of time": DeadlineError("too late"),
 }
 

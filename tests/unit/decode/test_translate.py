@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
@@ -11,6 +12,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from baton.v1 import generation_pb2 as pb
 from decode_service.request import Delta, Finished, GenerationRequest, Started, Usage
 from decode_service.translate import (
+    MAX_CACHE_SALT_LEN,
     MAX_REQUEST_ID_LEN,
     AnyGenerateRequest,
     ServedModel,
@@ -28,7 +30,12 @@ from tests.tiny_models import EOS_TOKEN_ID, IM_END_ID, IM_START_ID, VOCAB_SIZE
 
 MAX_MODEL_LEN = 20
 DEFAULT_MAX_TOKENS = 8
+HIDDEN_SIZE = 2
 PROMPT = "token_ids {ids: [5, 6, 7]}"
+# [[1, -2], [0.5, 0]]: in bfloat16 0x3f80 0xc000 0x3f00 0x0000
+VECTORS = r"embeddings {num_tokens: 2 dtype: 'bfloat16' data: '\200\077\000\300\000\077\000\000'}"
+# [1, 1 + 2**-23]: in float32 0x3f800000 0x3f800001
+FLOAT32_VECTOR = r"embeddings {num_tokens: 1 dtype: 'float32' data: '\000\000\200\077\001\000\200\077'}"
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +46,7 @@ def model(tiny_llama_dir: Path) -> ServedModel:
         dtype="float32",
         max_model_len=MAX_MODEL_LEN,
         vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN_SIZE,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         tokenizer=Tokenizer.from_directory(tiny_llama_dir),
     )
@@ -69,8 +77,12 @@ ACCEPTED: list[tuple[str, str, object]] = [
         "prompt_token_ids",
         (IM_START_ID, *b"user\nA", IM_END_ID, *b"\n"),
     ),
+    (VECTORS, "prompt_token_ids", (0, 0)),
+    (VECTORS, "prompt_len", 2),
+    (VECTORS, "max_total_len", 10),
     # defaults
     (PROMPT, "prompt_token_ids", (5, 6, 7)),
+    (PROMPT, "input_embeddings", None),
     (PROMPT, "prompt_len", 3),
     (PROMPT, "sampling.temperature", 1.0),
     (PROMPT, "sampling.top_k", 0),
@@ -106,6 +118,7 @@ ACCEPTED: list[tuple[str, str, object]] = [
     (PROMPT + "output {token_ids: true}", "skip_special_tokens", True),
     (PROMPT + "priority: -3", "priority", -3),
     (PROMPT + "cache_salt: 'pepper'", "cache_salt", "pepper"),
+    (PROMPT + f"cache_salt: '{'é' * MAX_CACHE_SALT_LEN}'", "cache_salt", "é" * MAX_CACHE_SALT_LEN),
     # what the context leaves, where that is less than the default
     ("token_ids {ids: [1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]}", "stopping.max_tokens", 1),
     ("token_ids {ids: [1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]}", "max_total_len", 20),
@@ -115,6 +128,14 @@ ACCEPTED: list[tuple[str, str, object]] = [
 @pytest.mark.parametrize(("text", "path", "value"), ACCEPTED)
 def test_a_valid_field_becomes_a_value(text: str, path: str, value: object, model: ServedModel) -> None:
     assert value_at(translated(text, model), path) == value
+
+
+@pytest.mark.parametrize(("text", "vectors"), [(VECTORS, [[1, -2], [0.5, 0]]), (FLOAT32_VECTOR, [[1, 1 + 2**-23]])])
+def test_an_embeddings_prompt_is_its_vectors(text: str, vectors: list[list[float]], model: ServedModel) -> None:
+    found = translated(text, model).input_embeddings
+    assert found is not None
+    assert found.dtype == np.float32
+    assert found.tolist() == vectors
 
 
 SAMPLING, STOPPING = Reason.SAMPLING_INVALID, Reason.STOPPING_INVALID
@@ -129,6 +150,29 @@ REFUSED: list[tuple[str, Reason, dict[str, str]]] = [
         {"token_id": "272", "position": "1", "vocab_size": "272"},
     ),
     ("chat {}", Reason.CHAT_INVALID, {"field": "chat.messages"}),
+    ("embeddings {}", Reason.PROMPT_EMPTY, {"prompt_tokens": "0", "max_model_len": "20"}),
+    (
+        "embeddings {num_tokens: 20 dtype: 'int3'}",
+        Reason.PROMPT_TOO_LONG,
+        {"prompt_tokens": "20", "max_model_len": "20"},
+    ),
+    (
+        "embeddings {num_tokens: 2 dtype: 'float32' data: '1234567'}",
+        Reason.EMBEDDINGS_INVALID,
+        {
+            "field": "embeddings.data",
+            "data_bytes": "7",
+            "needed_bytes": "16",
+            "num_tokens": "2",
+            "hidden_size": "2",
+            "dtype": "float32",
+        },
+    ),
+    (
+        PROMPT + f"cache_salt: '{'x' * 1025}'",
+        Reason.MALFORMED_MESSAGE,
+        {"field": "cache_salt", "length": "1025", "max_length": "1024"},
+    ),
     (PROMPT + "model: 'other'", Reason.MODEL_UNKNOWN, {"model": "other", "served_model": "tiny"}),
     (
         PROMPT + f"request_id: '{'x' * 129}'",
@@ -199,7 +243,6 @@ def test_a_wrong_field_is_refused_with_its_numbers(
 
 
 UNIMPLEMENTED = {
-    "embeddings": "embeddings {num_tokens: 1}",
     "sampling.repetition_penalty": PROMPT + "sampling {repetition_penalty: 1}",
     "sampling.frequency_penalty": PROMPT + "sampling {frequency_penalty: 0}",
     "sampling.presence_penalty": PROMPT + "sampling {presence_penalty: 0}",
@@ -352,6 +395,6 @@ def test_a_stream_as_one_answer(wants_token_ids: bool, ids: str) -> None:
 def test_the_model_as_a_message(model: ServedModel) -> None:
     text = f"""
         model: 'tiny' fingerprint: 'f00d' max_model_len: 20 vocab_size: 272 dtype: 'float32'
-        eos_token_ids: [{EOS_TOKEN_ID}, {IM_END_ID}] has_chat_template: true
+        eos_token_ids: [{EOS_TOKEN_ID}, {IM_END_ID}] has_chat_template: true hidden_size: 2
     """
     assert model_to_proto(model) == text_format.Parse(text, pb.GetModelResponse())
