@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from baton.v1 import generation_pb2 as pb
 from baton_client import values
 from baton_client.errors import invalid_argument
+from baton_client.targets import MAX_EMBEDDINGS_BYTES
 
 _Options = TypeVar("_Options", values.Sampling, values.Stopping, values.Output)
 _Request = TypeVar("_Request", pb.GenerateRequest, pb.StreamGenerateRequest)
@@ -50,6 +51,10 @@ def fill_prompt(request: _Prompted, prompt: values.Prompt) -> _Prompted:
     """Writes the prompt into `request` and returns it; an empty sequence counts as token ids."""
     if isinstance(prompt, str):
         _assign(request, "", {"text": prompt})
+    elif isinstance(prompt, values.Embeddings):
+        if isinstance(request, pb.TokenizeRequest):
+            raise TypeError("tokenize takes text or chat messages")
+        _fill_embeddings(request.embeddings, prompt)
     elif prompt and isinstance(prompt[0], values.ChatMessage):
         messages = cast("Sequence[values.ChatMessage]", prompt)
         for index, chat_message in enumerate(messages):
@@ -75,6 +80,18 @@ def _merged(base: _Options, options: dict[str, Any]) -> _Options:
     return replace(base, **changes)
 
 
+def _fill_embeddings(message: pb.Embeddings, embeddings: values.Embeddings) -> None:
+    num_bytes = len(embeddings.data)
+    if num_bytes > MAX_EMBEDDINGS_BYTES:
+        raise invalid_argument(
+            f"embeddings.data has {num_bytes} bytes; at most {MAX_EMBEDDINGS_BYTES} can be sent",
+            "embeddings.data",
+            f"{num_bytes} bytes",
+        )
+    message.SetInParent()
+    _assign(message, "embeddings.", _as_dict(embeddings))
+
+
 def _fill_sampling(message: pb.Sampling, sampling: values.Sampling) -> None:
     given = _as_dict(sampling)
     constraint = given.pop("constraint")
@@ -96,7 +113,9 @@ def _fill_stopping(message: pb.Stopping, stopping: values.Stopping) -> None:
     _assign(message, "stopping.", {**_as_dict(stopping), "stop": stops})
 
 
-def _as_dict(value: values.Sampling | values.Stopping | values.Output | values.ChatMessage) -> dict[str, Any]:
+def _as_dict(
+    value: values.Sampling | values.Stopping | values.Output | values.ChatMessage | values.Embeddings,
+) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
@@ -108,7 +127,7 @@ def _assign(message: Message, prefix: str, given: Mapping[str, object]) -> None:
         try:
             if isinstance(value, Mapping):
                 getattr(message, name).update(value)
-            elif isinstance(value, Iterable) and not isinstance(value, str):
+            elif isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray | memoryview):
                 getattr(message, name).extend(value)
             else:
                 setattr(message, name, value)
@@ -168,6 +187,7 @@ def model_from_message(response: pb.GetModelResponse) -> values.ModelInfo:
         eos_token_ids=tuple(response.eos_token_ids),
         has_chat_template=response.has_chat_template,
         dtype=response.dtype,
+        hidden_size=response.hidden_size,
     )
 
 

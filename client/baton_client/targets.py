@@ -14,8 +14,11 @@ from baton_client.errors import BatonClientError, invalid_argument
 DEFAULT_TARGET = "localhost:50051"
 DEFAULT_TIMEOUT_S = 600.0
 
-MAX_MESSAGE_BYTES = 64 << 20
-"""Enough for the log-probabilities of a long prompt; a peer cannot make the client hold more."""
+MAX_EMBEDDINGS_BYTES = 64 << 20
+"""Most data of an embeddings prompt that a server takes."""
+
+MAX_MESSAGE_BYTES = MAX_EMBEDDINGS_BYTES + (1 << 20)
+"""Enough for such a prompt, or the log-probabilities of a long one; a peer cannot make the client hold more."""
 
 MAX_TIMEOUT_S = 1e9
 """gRPC counts deadlines in nanoseconds since 1970 in 64 bits; one far beyond has passed at once, as infinity has."""

@@ -3,10 +3,14 @@
 An option that is None is left out of the message, so that the server's default holds.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias, TypedDict
+from typing import Self, TypeAlias, TypedDict
+
+_FLOAT32_FORMATS = ("f", "<f") if sys.byteorder == "little" else ("<f",)
+"""Of the buffer protocol, those that are in memory what goes over the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +21,46 @@ class ChatMessage:
     content: str
 
 
-Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
-"""Text, token ids, or the messages of a chat (rendered with the model's own template)."""
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """A prompt of vectors in place of token ids: what the model's first layer gets.
+
+    Attributes:
+        data: the vectors' values, little-endian, one vector after another, `ModelInfo.hidden_size` values each.
+        num_tokens: how many vectors.
+        dtype: "float32" or "bfloat16".
+    """
+
+    data: bytes = field(repr=False)
+    num_tokens: int
+    dtype: str = "float32"
+
+    @classmethod
+    def from_array(cls, vectors: object) -> Self:
+        """The vectors of a float32 array [num_tokens, hidden_size], which is copied.
+
+        Args:
+            vectors: a NumPy array, or whatever else has the buffer protocol; of a PyTorch tensor, its `.numpy()`.
+
+        Raises:
+            ValueError: it has no buffer, or one that is not of two dimensions, or not of float32.
+        """
+        try:
+            view = memoryview(vectors)  # type: ignore[arg-type]  # asked of the object itself, whose type says nothing
+        except TypeError as error:
+            raise ValueError(
+                f"{type(vectors).__name__} has no buffer; needs a float32 array of two dimensions, such as NumPy's"
+            ) from error
+        with view:
+            if view.shape is None or view.ndim != 2 or view.format not in _FLOAT32_FORMATS:
+                raise ValueError(
+                    f"the array has {view.ndim} dimensions and format {view.format!r}; needs 2, and float32 ('f')"
+                )
+            return cls(view.tobytes(), view.shape[0])
+
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage] | Embeddings
+"""Text, token ids, the messages of a chat (rendered with the model's own template), or vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,3 +328,4 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     dtype: str
+    hidden_size: int

@@ -141,6 +141,7 @@ class EchoServicer(generation_pb2_grpc.GenerationServiceServicer):
             eos_token_ids=[0],
             has_chat_template=True,
             dtype="float32",
+            hidden_size=64,
         )
 
     async def _enter(self, request: Message, context: Context) -> None:
