@@ -86,7 +86,7 @@ def _fill_embeddings(message: pb.Embeddings, embeddings: values.Embeddings) -> N
         raise invalid_argument(
             f"embeddings.data has {num_bytes} bytes; at most {MAX_EMBEDDINGS_BYTES} can be sent",
             "embeddings.data",
-            f"{num_bytes} bytes",
+            num_bytes,
         )
     message.SetInParent()
     _assign(message, "embeddings.", _as_dict(embeddings))

@@ -1,5 +1,10 @@
 """Requests in short form."""
 
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
 from decode_service.request import GenerationRequest
 from shared.sampling.params import SamplingParams
 from shared.text.stopping import StoppingParams
@@ -24,3 +29,13 @@ def generation_request(
         priority=priority,
         cache_salt=cache_salt,
     )
+
+
+def embeddings_request(request_id: str, vectors: npt.NDArray[np.float32], max_tokens: int = 4) -> GenerationRequest:
+    request = generation_request(request_id, (0,) * len(vectors), max_tokens)
+    return replace(request, input_embeddings=vectors)
+
+
+def vectors_of(*values: float) -> npt.NDArray[np.float32]:
+    """A vector of two equal values for each one given."""
+    return np.repeat(np.array(values, np.float32)[:, None], 2, axis=1)

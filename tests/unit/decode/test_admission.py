@@ -8,7 +8,7 @@ from decode_service.admission import Admission
 from shared.errors import InvalidRequestError, QueueFullError, Reason
 from shared.kv.allocator import BlockAllocator, BlockCounts
 from shared.worker.ledger import BlockLedger, Reservation
-from tests.unit.decode.requests import generation_request
+from tests.unit.decode.requests import embeddings_request, generation_request, vectors_of
 
 ALL_FREE = BlockCounts(free=8, cached=0, in_use=0)
 
@@ -181,3 +181,38 @@ async def test_a_cached_prefix_is_shared() -> None:
         second = await made.admission.reserve(generation_request("b", prompt))
         assert second.num_cached_tokens == 4
         assert second.block_table[0] == first.block_table[0]
+
+
+async def test_a_cached_prefix_of_vectors_is_shared_with_equal_ones_only() -> None:
+    async with desk(max_num_seqs=4) as made:
+        first = await made.admission.reserve(embeddings_request("a", vectors_of(1, 2, 3, 4, 5), max_tokens=1))
+        made.ledger.commit(first, 5)
+        equal = await made.admission.reserve(embeddings_request("b", vectors_of(1, 2, 3, 4, 6), max_tokens=1))
+        other = await made.admission.reserve(embeddings_request("c", vectors_of(1, 2, 3, 5, 5), max_tokens=1))
+        assert (equal.num_cached_tokens, other.num_cached_tokens) == (4, 0)
+        assert equal.block_table[0] == first.block_table[0]
+
+
+async def test_the_queue_is_bounded_also_while_vectors_are_hashed() -> None:
+    """Both find room before their vectors are hashed, and one of them does not afterwards."""
+    async with desk(max_num_seqs=1, max_queue_len=1) as made:
+        running = await made.admission.reserve(generation_request("a"))
+        requests = [embeddings_request(name, vectors_of(1, 2, 3), max_tokens=1) for name in "bc"]
+        asking = [asyncio.create_task(made.admission.reserve(request)) for request in requests]
+        (refused,), (waiting,) = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        assert isinstance(refused.exception(), QueueFullError)
+        assert made.numbers == (1, 1)
+        made.admission.release(running)
+        made.admission.release(await waiting)
+        assert made.ledger.counts() == ALL_FREE
+
+
+async def test_leaving_while_vectors_are_hashed_leaves_nothing() -> None:
+    async with desk() as made:
+        asking = asyncio.create_task(made.admission.reserve(embeddings_request("a", vectors_of(1), max_tokens=1)))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})
+        assert asking.cancelled()
+        assert made.numbers == (0, 0)
+        assert made.ledger.counts() == ALL_FREE

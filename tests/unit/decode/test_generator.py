@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
-from decode_service.request import Delta, Finished, Started, Usage
+from decode_service.request import Delta, Finished, GenerationRequest, Started, Usage
 from shared.errors import DuplicateRequestError, QueueFullError
 from shared.kv.allocator import BlockCounts
 from shared.text.stopping import Finish, FinishReason, StoppingParams
 from shared.worker.step_loop import ChunkLanded, Retired, TokenSampled
 from tests.tiny_models import EOS_TOKEN_ID, IM_END_ID
 from tests.unit.decode.generating import Desk
-from tests.unit.decode.requests import GREEDY, generation_request
+from tests.unit.decode.requests import GREEDY, embeddings_request, generation_request, vectors_of
 
 MakeDesk = Callable[..., Desk]
 LENGTH = Finish(FinishReason.LENGTH)
@@ -215,3 +215,35 @@ async def test_what_is_counted(desk: MakeDesk) -> None:
     assert value("baton_decode_cached_tokens_total") == 4
     assert value("baton_decode_generated_tokens_total") == 4
     assert value("baton_decode_ttft_seconds_count") == 2
+
+
+async def test_vectors_go_to_the_step_loop_and_a_second_prompt_of_them_reuses_all_that_was_computed(
+    desk: MakeDesk,
+) -> None:
+    made = desk()
+    vectors = vectors_of(1, 2, 3, 4, 5, 6)
+    caller = made.follow(embeddings_request("a", vectors, max_tokens=4))
+    await made.submitted("a")
+    (sequence,) = made.loop.submitted
+    assert sequence.input_embeddings is vectors
+    assert (sequence.token_ids, sequence.prompt_len) == ([0] * 6, 6)
+    made.generator.on_events([ChunkLanded("a", 6)])
+    made.sample("a", "wxyz")
+    made.retire("a", num_computed_tokens=9)
+    events = await caller.end()
+    assert [event.token_ids for event in events if isinstance(event, Delta)] == [(letter,) for letter in b"wxyz"]
+    assert made.counts == BlockCounts(free=6, cached=2, in_use=0), "the second block is of two vectors and two tokens"
+    assert await cached(made, embeddings_request("b", vectors)) == 4
+    assert await cached(made, embeddings_request("c", vectors_of(1, 2, 3, 0, 5, 6))) == 0
+    assert await cached(made, generation_request("d", (0,) * 6)) == 0
+
+
+async def cached(made: Desk, request: GenerationRequest) -> int:
+    """Tokens of a prompt that need not be computed."""
+    caller = made.follow(request)
+    await made.submitted(request.request_id)
+    (started,) = await caller.has(1)
+    await caller.leave()
+    made.retire(request.request_id)
+    assert isinstance(started, Started)
+    return started.num_cached_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
@@ -17,7 +18,7 @@ from shared.errors import DeadlineError, HandleError, KvTransferError, QueueFull
 from shared.kv.allocator import BlockAllocator
 from shared.kv.pool import KvPool
 from shared.worker.ledger import BlockLedger
-from tests.unit.decode.requests import generation_request
+from tests.unit.decode.requests import generation_request, vectors_of
 from tests.unit.decode.scripted import (
     EPOCH,
     GREEDY_MESSAGE,
@@ -115,6 +116,19 @@ async def test_what_the_replica_is_told(pool: KvPool) -> None:
         priority=2,
         cache_salt="salt",
     )
+
+
+async def test_vectors_go_instead_of_token_ids(pool: KvPool) -> None:
+    attempt, replica = Attempt(pool), ScriptedReplica(saying(*WHOLE))
+    vectors = vectors_of(0.1, *range(9))
+    request = dataclasses.replace(attempt.request, prompt_token_ids=(0,) * 10, input_embeddings=vectors)
+    attempt.work = dataclasses.replace(attempt.work, request=request)
+    assert await attempt.events(replica) == [Accepted(4), FirstToken(42)]
+    start = replica.dialogues[0].start
+    assert list(start.token_ids) == []
+    assert (start.embeddings.num_tokens, start.embeddings.dtype) == (10, "float32")
+    assert start.embeddings.data == vectors.tobytes()
+    assert (start.cache_salt, start.first_needed_token) == ("salt", 0)
 
 
 async def test_fetched_blocks_can_be_shared_at_once(pool: KvPool) -> None:

@@ -32,7 +32,7 @@ from shared.kv.pool import KvPool
 from shared.telemetry.metrics import ServiceMetrics
 from shared.worker.ledger import BlockLedger
 from tests.unit.decode.cluster import IDENTITY, make_ready, open_links, replicas_of
-from tests.unit.decode.requests import generation_request
+from tests.unit.decode.requests import embeddings_request, generation_request, vectors_of
 from tests.unit.decode.scripted import (
     WAIT_S,
     Dialogue,
@@ -90,6 +90,7 @@ class Remote:
         self.metrics = ServiceMetrics("decode")
         self.timeout_s = WAIT_S
         self.progress = KvProgress(0)
+        self.request = generation_request("a", PROMPT)
         self._remote = RemotePrefill(config, replica_set, links, self.metrics)
         self._pool = pool
 
@@ -100,7 +101,7 @@ class Remote:
 
     async def events(self) -> list[Accepted | FirstToken]:
         ledger = BlockLedger(BlockAllocator(self._pool.num_blocks, self._pool.generations), LAYOUT.block_size)
-        request = generation_request("a", PROMPT)
+        request = self.request
         reservation = ledger.reserve(PROMPT, request.max_total_len, "")
         assert reservation is not None
         work = PrefillWork(
@@ -170,6 +171,17 @@ async def test_a_failure_is_made_up_for_elsewhere(pool: KvPool, script: Script) 
     async with remote_over(pool, (script,), (computing,)) as made:
         assert await made.events() == HEALTHY
         assert made.prefill_ids == [["a"], ["a#2"]]
+        assert made.progress.num_fetched_tokens == 10
+
+
+async def test_the_next_replica_gets_the_same_vectors(pool: KvPool) -> None:
+    died = hanging_up(accepted(4), handle_message(0, 4), error=UnavailableError("it dies", Reason.PREFILL_FAILED))
+    async with remote_over(pool, (died,), (computing,)) as made:
+        vectors = vectors_of(0.1, *range(9))
+        made.request = embeddings_request("a", vectors)
+        assert await made.events() == HEALTHY
+        starts = [replica.dialogues[0].start for replica in made.scripted]
+        assert [start.embeddings.data for start in starts] == [vectors.tobytes()] * 2
         assert made.progress.num_fetched_tokens == 10
 
 

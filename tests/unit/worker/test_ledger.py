@@ -1,3 +1,5 @@
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from shared.kv.allocator import BlockAllocator, BlockCounts
@@ -89,3 +91,53 @@ def test_a_retained_block_outlives_its_reservation() -> None:
     assert account.counts().in_use == 1
     account.release_blocks(reservation.block_table)
     assert account.counts() == BlockCounts(free=8, cached=0, in_use=0)
+
+
+def rows(*values: float) -> npt.NDArray[np.float32]:
+    """A vector of two equal values for each one given."""
+    return np.repeat(np.array(values, np.float32)[:, None], 2, axis=1)
+
+
+def test_equal_vectors_share_blocks_and_ids_never_do() -> None:
+    account = ledger()
+    placeholders, vectors = [0] * 5, rows(0, 0, 0, 0, 0)
+    first = account.reserve(placeholders, 5, "", vectors)
+    assert first is not None
+    account.commit(first, 5)
+    again = account.reserve(placeholders, 5, "", vectors.copy())
+    other = account.reserve(placeholders, 5, "", rows(0, 0, 0, 1, 0))
+    of_ids = account.reserve(placeholders, 5, "")
+    assert again is not None
+    assert other is not None
+    assert of_ids is not None
+    assert again.block_table[0] == first.block_table[0]
+    assert (again.num_cached_tokens, other.num_cached_tokens, of_ids.num_cached_tokens) == (4, 0, 0)
+
+
+def test_hashes_made_beforehand_reserve_the_same() -> None:
+    account = ledger()
+    first = account.reserve([0] * 5, 5, "s", rows(1, 2, 3, 4, 5))
+    assert first is not None
+    account.commit(first, 5)
+    hashes = account.prompt_hashes([0] * 5, "s", rows(1, 2, 3, 4, 5))
+    again = account.reserve_hashed(hashes, prompt_len=5, total_len=9)
+    assert again is not None
+    assert (len(again.block_table), again.num_cached_tokens) == (3, 4)
+
+
+def test_a_block_of_vectors_and_generated_tokens_is_shared_as_both() -> None:
+    account = ledger()
+    vectors = rows(1, 2, 3, 4, 5, 6)
+    turn = account.reserve([0] * 6, 12, "", vectors)
+    assert turn is not None
+    account.commit(turn, 6)
+    account.share(turn, [0] * 6 + [50, 51, 52], "", vectors)
+    account.release(turn)
+    generated = account.prompt_hashes([0] * 6 + [50, 51, 9], "", vectors)
+    found = account.reserve_hashed(generated, prompt_len=9, total_len=9)
+    assert found is not None
+    assert found.num_cached_tokens == 8
+    for other in ([0] * 6 + [51, 50, 9], [0] * 9):
+        reservation = account.reserve_hashed(account.prompt_hashes(other, "", vectors), prompt_len=9, total_len=9)
+        assert reservation is not None
+        assert reservation.num_cached_tokens == 4
