@@ -9,9 +9,11 @@ from typing import Annotated, Literal, TypeGuard, Union, get_args, get_origin, g
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from shared.config.schema import REFUSAL, Needs, StrictModel, describe
+from shared.config.schema import AT_MOST_MAX, MAX_INTEGER, REFUSAL, Needs, StrictModel, describe
 
 KeyPath = tuple[str, ...]
+
+_MAX_KEY_LEN = 60
 
 
 @dataclass(frozen=True)
@@ -33,25 +35,29 @@ def explain(model: type[StrictModel], error: ValidationError) -> list[Refusal]:
 
 
 def dotted(path: KeyPath) -> str:
-    """A path as users write it."""
-    return ".".join(path)
+    """A path as users write it; a key that would not show as itself is put in quotes."""
+    return ".".join(key if key.isprintable() and 0 < len(key) <= _MAX_KEY_LEN else describe(key) for key in path)
 
 
 def _explain_one(model: type[StrictModel], details: ErrorDetails) -> Iterator[Refusal]:
     keys = tuple(str(key) for key in details["loc"])
     path = _named_path(details["loc"])
+    value = details["input"]
     match details["type"]:
         case "extra_forbidden":
-            yield from _unknown_key(model, path, details["input"])
+            yield from _unknown_key(model, path, value)
         case "invalid_key":
-            yield Refusal(keys, f"found the key {describe(details['input'])}; needs a string as the key")
+            key = describe(value)
+            yield Refusal((*keys[:-1], key), f"found the key {key}; needs a string as the key")
         case kind if kind == REFUSAL:
             context = details["ctx"]
             inner = tuple(context["path"].split(".")) if context["path"] else ()
             yield Refusal(path + inner, f"found {context['found']}; needs {context['needs']}")
+        case "less_than_equal" if details["ctx"]["le"] == MAX_INTEGER:
+            yield Refusal(path, f"found {describe(value)}; needs {AT_MOST_MAX}")
         case _:
-            needs = _needs(_annotation_at(model, keys))
-            yield Refusal(path, f"found {describe(details['input'])}; needs {needs}")
+            yield Refusal(path, f"found {describe(value)}; needs {_needs(_annotation_at(model, keys))}")
+            yield from _old_spellings_in(model, path, value)
 
 
 def _named_path(location: tuple[int | str, ...]) -> KeyPath:
@@ -66,24 +72,48 @@ def _named_path(location: tuple[int | str, ...]) -> KeyPath:
 
 
 def _unknown_key(model: type[StrictModel], path: KeyPath, value: object) -> Iterator[Refusal]:
-    name = dotted(path)
-    if name in model.known_mistakes:
-        yield Refusal(path, model.known_mistakes[name])
-    elif isinstance(value, Mapping) and any(mistake.startswith(f"{name}.") for mistake in model.known_mistakes):
+    if reason := _known_mistake(model, path):
+        yield Refusal(path, reason)
+    elif isinstance(value, Mapping) and value and path[-1] in _old_heads(model) and path[-1] not in path[:-1]:
         for key, inner in value.items():
             yield from _unknown_key(model, (*path, str(key)), inner)
     else:
         yield Refusal(path, _unknown_key_reason(model, path))
+        yield from _old_spellings_in(model, path, value)
+
+
+def _old_spellings_in(model: type[StrictModel], path: KeyPath, value: object) -> Iterator[Refusal]:
+    """Refusals of old spellings right below a key that is wrong itself."""
+    for head in _old_heads(model):
+        if isinstance(value, Mapping) and head in value and head not in path:  # a mapping may hold itself
+            yield from _unknown_key(model, (*path, head), value[head])
+
+
+def _old_heads(model: type[StrictModel]) -> list[str]:
+    """The first key of each old spelling."""
+    return [old.partition(".")[0] for old in model.old_spellings]
+
+
+def _known_mistake(model: type[StrictModel], path: KeyPath) -> str | None:
+    name = ".".join(path)
+    if name in model.known_mistakes:
+        return model.known_mistakes[name]
+    return next((told for old, told in model.old_spellings.items() if f".{name}".endswith(f".{old}")), None)
 
 
 def _unknown_key_reason(model: type[StrictModel], path: KeyPath) -> str:
-    parent = _annotation_at(model, path[:-1])
+    *outer, key = path
+    parent = _annotation_at(model, tuple(outer))
     if not _is_model(parent):
         return "found an unknown key; needs to be left out"
+    if "." in key and _annotation_at(parent, tuple(key.split("."))) is not None:
+        return (
+            f"found one key with dots in it; needs a key in a key, {key.replace('.', ': {')}: …{'}' * key.count('.')}"
+        )
     known = list(parent.model_fields)
     if len(known) == 1:
         return f"found an unknown {parent.key_noun}; needs {known[0]}"
-    close = get_close_matches(path[-1].lower(), known, n=1)
+    close = get_close_matches(key.lower(), known, n=1)
     hint = f" (did you mean `{close[0]}`?)" if close else ""
     return f"found an unknown {parent.key_noun}; needs one of {', '.join(known)}{hint}"
 

@@ -27,7 +27,18 @@ def load_serving(path: Path | str, environ: Mapping[str, str] = os.environ) -> S
     Raises:
         ConfigError: the file cannot be read, or keys are wrong; the message has a line for each.
     """
-    return _load(ServingConfig, "SERVING", Path(path), environ)
+    return serving_from(read_mapping(Path(path)), path, environ)
+
+
+def serving_from(
+    mapping: Mapping[object, object], source: Path | str, environ: Mapping[str, str] = os.environ
+) -> ServingConfig:
+    """The shared config that a mapping says, checked as a file is; `source` names it in errors.
+
+    Raises:
+        ConfigError: keys are wrong; the message has a line for each.
+    """
+    return _checked(ServingConfig, "SERVING", mapping, source, environ)
 
 
 def load_prefill(path: Path | str, environ: Mapping[str, str] = os.environ) -> PrefillServiceConfig:
@@ -36,7 +47,7 @@ def load_prefill(path: Path | str, environ: Mapping[str, str] = os.environ) -> P
     Raises:
         ConfigError: the file cannot be read, or keys are wrong; the message has a line for each.
     """
-    return _load(PrefillServiceConfig, "PREFILL", Path(path), environ)
+    return _checked(PrefillServiceConfig, "PREFILL", read_mapping(Path(path)), path, environ)
 
 
 def load_decode(path: Path | str, environ: Mapping[str, str] = os.environ) -> DecodeServiceConfig:
@@ -45,22 +56,24 @@ def load_decode(path: Path | str, environ: Mapping[str, str] = os.environ) -> De
     Raises:
         ConfigError: the file cannot be read, or keys are wrong; the message has a line for each.
     """
-    return _load(DecodeServiceConfig, "DECODE", Path(path), environ)
+    return _checked(DecodeServiceConfig, "DECODE", read_mapping(Path(path)), path, environ)
 
 
-def _load(model: type[Config], section: str, path: Path, environ: Mapping[str, str]) -> Config:
-    mapping = read_mapping(path)
+def _checked(
+    model: type[Config], section: str, mapping: Mapping[object, object], source: Path | str, environ: Mapping[str, str]
+) -> Config:
     overrides = read_overrides(section, environ)
     try:
         return model.model_validate(apply(overrides, mapping))
     except ValidationError as error:
         refusals = explain(model, error)
-    lines = [_line(path, refusal, overrides) for refusal in refusals]
-    raise ConfigError("\n".join(lines), metadata={"file": path, "keys": ", ".join(dotted(r.path) for r in refusals)})
+        assert refusals
+    lines = [_line(source, refusal, overrides) for refusal in refusals]
+    raise ConfigError("\n".join(lines), metadata={"file": source, "keys": ", ".join(dotted(r.path) for r in refusals)})
 
 
-def _line(path: Path, refusal: Refusal, overrides: list[Override]) -> str:
+def _line(source: Path | str, refusal: Refusal, overrides: list[Override]) -> str:
     """One mistake, at its source: the file, or the variable that set the key."""
     by_variable = next((override for override in overrides if override.sets(refusal.path)), None)
-    source = str(path) if by_variable is None else by_variable.variable
-    return f"{source}: {dotted(refusal.path)}: {refusal.reason}"
+    where = source if by_variable is None else by_variable.variable
+    return f"{where}: {dotted(refusal.path)}: {refusal.reason}"

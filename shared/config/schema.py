@@ -2,10 +2,15 @@
 
 import json
 from dataclasses import dataclass
+from types import NoneType
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
+
+MAX_INTEGER = 2**31 - 1
+"""Largest integer of any key: more than a node can hold, and small enough for all that computes with it."""
+AT_MOST_MAX = f"an integer ≤ {MAX_INTEGER}"
 
 REFUSAL = "refusal"
 """Error type of refusals that hold `found` and `needs` in words, and `path` where the error's own path is too short."""
@@ -17,11 +22,13 @@ class StrictModel(BaseModel):
     Attributes:
         key_noun: what a key of this mapping is called in messages.
         known_mistakes: dotted path, from this model, of a key that does not exist → what the user is told.
+        old_spellings: the same, for a path that may stand below any key that is unknown or has another kind of value.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     key_noun: ClassVar[str] = "key"
     known_mistakes: ClassVar[dict[str, str]] = {}
+    old_spellings: ClassVar[dict[str, str]] = {}
 
 
 @dataclass(frozen=True)
@@ -31,18 +38,34 @@ class Needs:
     words: str
 
 
+_MAX_DESCRIPTION = 60
+_WRITABLE = (dict, list, tuple, str, int, float, NoneType)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
+
+
 def refuse(found: str, needs: str, path: str = "") -> PydanticCustomError:
     """The error for a value described as `found` where the key needs `needs`."""
     return PydanticCustomError(REFUSAL, "found {found}; needs {needs}", {"found": found, "needs": needs, "path": path})
 
 
 def describe(value: object) -> str:
-    """A value as it would stand in the file, shortened."""
+    """A value as it would stand in the file, in printable characters, shortened."""
+    if not isinstance(value, _WRITABLE):
+        return _printable(f"the {type(value).__name__} {value}")
+    text = ""
     try:
-        text = json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError):  # odd keys, a list that holds itself, an endless number
-        text = "a mapping" if isinstance(value, dict) else f"a {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        for part in _ENCODER.iterencode(value):  # part by part: aliases can make a value far longer than its file
+            text += part
+            if len(text) > _MAX_DESCRIPTION:
+                break
+    except (TypeError, ValueError, RecursionError):  # odd keys, a list that holds itself, a number of 5,000 digits
+        text = "a mapping" if isinstance(value, dict) else f"a value of type {type(value).__name__}"
+    return _printable(text)
+
+
+def _printable(text: str) -> str:
+    shown = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+    return shown if len(shown) <= _MAX_DESCRIPTION else f"{shown[: _MAX_DESCRIPTION - 3]}..."
 
 
 def is_integer(value: object) -> bool:
@@ -64,6 +87,8 @@ def _check_rungs(value: object) -> tuple[int, ...]:
     for position, rung in enumerate(value, start=1):
         if not is_integer(rung) or rung < 1:
             raise refuse(f"{describe(rung)} at position {position}", needs)
+        if rung > MAX_INTEGER:
+            raise refuse(f"{describe(rung)} at position {position}", f"{needs}, each {AT_MOST_MAX}")
         if rung <= below:
             raise refuse(f"{rung} twice" if rung == below else f"{rung} after {below}", needs)
         below = rung
@@ -85,9 +110,9 @@ def _check_target(value: str) -> str:
     return value
 
 
-AtLeastOne = Annotated[int, Field(ge=1), Needs("an integer ≥ 1")]
-AtLeastTwo = Annotated[int, Field(ge=2), Needs("an integer ≥ 2")]
-AtLeastZero = Annotated[int, Field(ge=0), Needs("an integer ≥ 0")]
+AtLeastOne = Annotated[int, Field(ge=1, le=MAX_INTEGER), Needs("an integer ≥ 1")]
+AtLeastTwo = Annotated[int, Field(ge=2, le=MAX_INTEGER), Needs("an integer ≥ 2")]
+AtLeastZero = Annotated[int, Field(ge=0, le=MAX_INTEGER), Needs("an integer ≥ 0")]
 Port = Annotated[int, Field(ge=0, le=65535), Needs("a port from 0 (any free one) to 65535")]
 Text = Annotated[str, Field(min_length=1), Needs("a string that is not empty")]
 Seconds = Annotated[float, Field(ge=0), Needs("seconds ≥ 0")]

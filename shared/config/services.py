@@ -54,6 +54,11 @@ class ServiceConfig(StrictModel):
         shm_dir: a tmpfs directory for KV pools that another process may map.
     """
 
+    old_spellings: ClassVar[dict[str, str]] = {
+        "model_kwargs.prefill_token_buckets": "found the old spelling; needs `prefill_token_buckets` (node → walk → "
+        "rungs) in the config that both services share",
+    }
+
     host: Text = "127.0.0.1"
     port: Port = 0
     metrics_port: Port = 0

@@ -14,6 +14,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, model_validator
 
 from shared.config.schema import (
+    AT_MOST_MAX,
+    MAX_INTEGER,
     AtLeastOne,
     AtLeastTwo,
     AtLeastZero,
@@ -62,6 +64,8 @@ def _budget_of_walk(walk: str) -> Callable[[object], object]:
             return value
         if not isinstance(value, int) or not is_integer(value) or value < 1:
             raise refuse(describe(value), needs)
+        if value > MAX_INTEGER:
+            raise refuse(describe(value), AT_MOST_MAX)
         return {walk: value}
 
     return expand
@@ -139,8 +143,6 @@ class ServingConfig(StrictModel):
     """
 
     known_mistakes: ClassVar[dict[str, str]] = {
-        "model_kwargs.prefill_token_buckets": "found the old spelling; needs `prefill_token_buckets` at the top level "
-        "(node → walk → rungs), for every model family",
         "max_batch_tokens.decode.decode": "found a budget on a walk that has none, as its rows have one token each; "
         "needs max_num_seqs.decode instead",
         "max_batch_tokens.decode.prefill_text": "found a budget on a walk inside the combined walk `mixed`, whose "
@@ -150,6 +152,11 @@ class ServingConfig(StrictModel):
         "decode_batch_buckets.decode.mixed": "found a walk whose capture is packed tokens; needs its rungs, in tokens, "
         "in prefill_token_buckets.decode.mixed",
         "decode_batch_buckets.prefill": "found a node that runs no walk in rows; needs prefill_token_buckets.prefill",
+    }
+
+    old_spellings: ClassVar[dict[str, str]] = {
+        "model_kwargs.prefill_token_buckets": "found the old spelling; needs `prefill_token_buckets` at the top level "
+        "(node → walk → rungs), for every model family",
     }
 
     model: Text = "smollm2-135m-instruct"

@@ -15,11 +15,20 @@ def read_mapping(path: Path) -> dict[object, object]:
     Raises:
         ConfigError: the file cannot be read, is not UTF-8 or YAML, or holds something else.
     """
-    value = parse(_read_text(path), str(path))
+    return parse_mapping(read_text(path), str(path))
+
+
+def parse_mapping(text: str, source: str) -> dict[object, object]:
+    """The mapping at the top of a YAML document; `source` names it in errors.
+
+    Raises:
+        ConfigError: the text is not YAML, or holds something else.
+    """
+    value = parse(text, source)
     if value is None:
-        raise _refuse(str(path), "found an empty file; needs a mapping of keys ({} for all defaults)")
+        raise _refuse(source, "found an empty file; needs a mapping of keys ({} for all defaults)")
     if not isinstance(value, dict):
-        raise _refuse(str(path), f"found {describe(value)} at the top; needs a mapping of keys")
+        raise _refuse(source, f"found {describe(value)} at the top; needs a mapping of keys")
     return value
 
 
@@ -39,7 +48,12 @@ def parse(text: str, source: str) -> object:
         raise _refuse(source, "found values nested too deeply; needs a few levels") from None
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file, its byte order mark left out.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not UTF-8.
+    """
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:

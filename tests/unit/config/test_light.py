@@ -10,7 +10,18 @@ from shared.config.services import DecodeServiceConfig, PrefillServiceConfig
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("module", ["shared.config.load", "shared.config.notice", "shared.planning", "shared.ladder"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "shared.config.load",
+        "shared.config.notice",
+        "shared.config.write",
+        "shared.planning",
+        "shared.ladder",
+        "shared.ladder.suggest",
+        "shared.ladder.trace",
+    ],
+)
 def test_config_and_planning_are_read_without_heavy_imports(module: str) -> None:
     code = f"import sys, {module}; print(*sorted({{'torch', 'grpc', 'numpy', 'google.protobuf'}} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

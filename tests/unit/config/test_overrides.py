@@ -98,7 +98,7 @@ REFUSED = {
     ),
     "empty value": ({"BATON_SERVING__MODEL": ""}, "BATON_SERVING__MODEL: model: found null; needs a string"),
     "no YAML": ({"BATON_SERVING__KV": "{block_size: "}, "BATON_SERVING__KV: line 1, column 14: while parsing"),
-    "no key": ({"BATON_SERVING__": "1"}, "BATON_SERVING__: : found an unknown key; needs one of model"),
+    "no key": ({"BATON_SERVING__": "1"}, 'BATON_SERVING__: "": found an unknown key; needs one of model'),
     "unknown section": (
         {"BATON_SERVNG__MODEL": "a"},
         (

@@ -10,6 +10,15 @@ from shared.errors import ConfigError
 
 COMMON = {
     "unknown key": ("prot: 1", "prot", "found an unknown key; needs one of host, port, "),
+    "ladders, in the old spelling": (
+        "model_kwargs: {prefill_token_buckets: {prefill: {prefill_text: [32]}}}",
+        "model_kwargs.prefill_token_buckets",
+        (
+            "found the old spelling; needs `prefill_token_buckets` (node → walk → rungs) in the config that both "
+            "services share"
+        ),
+    ),
+    "huge pool": ("num_kv_blocks: 2147483648", "num_kv_blocks", "found 2147483648; needs an integer ≤ 2147483647"),
     "port too high": ("port: 65536", "port", "found 65536; needs a port from 0 (any free one) to 65535"),
     "port of text": ('port: "50061"', "port", 'found "50061"; needs a port'),
     "negative metrics port": ("metrics_port: -1", "metrics_port", "found -1; needs a port"),
