@@ -60,7 +60,10 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class PackedStep:
-    """Where each token of a step belongs. int64 tensors; tokens of a row are neighbours, rows are in order."""
+    """Where each token of a step belongs. int64 tensors; tokens of a row are neighbours, rows are in order.
+
+    What is said of tokens is on the model's device; what is said of rows is on the host, where attention is planned.
+    """
 
     positions: torch.Tensor
     """[num_tokens]: absolute positions"""

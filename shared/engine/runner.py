@@ -1,7 +1,6 @@
 """Runs packed steps.
 
-1. The walk's ladder picks the rung that holds the step, and with it the buffers; a step above the top rung gets
-   buffers of its own.
+1. The walk's ladder picks the rung that holds the step, and with it the capture; a step above the top rung has none.
 2. Rows are written into the input buffers; on a CPU the kernels stop at the real number of tokens.
 3. The layers run and write KV into the pool.
 4. The LM head runs on the last token of the rows that want logits, and only there.
@@ -9,6 +8,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,15 @@ import structlog
 import torch
 
 from shared.config.resolve import ResolvedWalk
-from shared.engine.buffers import SCRATCH_BLOCK, StepBuffers
+from shared.engine.captures import Captures
 from shared.engine.compute import StepComputer
+from shared.engine.cuda import recorder_for, wait_for
+from shared.engine.graphs import Recorder
 from shared.engine.models.loaded import LoadedModel, load_model
+from shared.engine.padding import scratch_rows
+from shared.engine.pool import BlockPool
 from shared.engine.stats import RungTiming, WalkStats
 from shared.engine.step import StepRow
-from shared.kv.pool import KvPool
 
 __all__ = ["LoadedModel", "Runner", "load_model"]
 
@@ -29,44 +32,61 @@ log = structlog.get_logger()
 
 ROW_WALK = "decode"
 """The walk whose rungs count rows, one token each; those of all others count tokens."""
+WARM_UP_TOKENS = 128
+"""Most tokens that warm-up runs at a rung: so many take all kernels through their largest tiles. That is all that a
+first run can find undone, as buffers are touched when they are allocated, and graphs compute the whole rung anyway."""
 
 
 class Runner:
-    """Computes steps of one model over one pool. Not for use by two threads at once."""
+    """Computes steps of one model over one pool. Not for use by two threads at once, but for what is said to be."""
 
     def __init__(
         self,
         model: LoadedModel,
-        pool: KvPool,
+        pool: BlockPool,
         walks: Sequence[ResolvedWalk],
         *,
         max_num_rows: int = 256,
         compute_padding: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         """Allocates all buffers.
 
         Args:
             model: what to compute with.
-            pool: where KV is; of the model's layout. Block 0 belongs to no request.
+            pool: where KV is; of the model's layout and on its device. Block 0 belongs to no request.
             walks: the walks of this node.
             max_num_rows: most rows of a step.
             compute_padding: whether steps are filled up to their rung with tokens of no request, as on a GPU. Costs
                 time; results are the same.
+            recorder: records the captures as graphs; None: CUDA graphs on a GPU, no graphs on a CPU.
         """
         assert pool.layout == model.kv_layout(pool.layout.block_size)
+        assert pool.tensor.device == model.device, f"pool on {pool.tensor.device}, model on {model.device}"
+        self.walks: Mapping[str, ResolvedWalk] = MappingProxyType({walk.name: walk for walk in walks})
         self._config = model.config
+        self._device = model.device
         self._num_blocks, self._block_size = pool.num_blocks, pool.layout.block_size
-        self._walks = {walk.name: walk for walk in walks}
-        self._stats = {walk.name: WalkStats() for walk in walks}
+        self._stats = MappingProxyType({walk.name: WalkStats.of_rungs(walk.ladder.rungs) for walk in walks})
+        self._num_prepared_rungs = MappingProxyType({walk.name: 0 for walk in walks})
         self._max_num_rows = max_num_rows
-        self._compute_padding = compute_padding
-        self._computer = StepComputer(model, pool, max_num_rows)
-        self._captures = self._make_captures()
+        self._captures = Captures(
+            StepComputer(model, pool, max_num_rows),
+            (rung for walk in walks for rung in walk.ladder.rungs),
+            max_num_rows,
+            recorder=recorder or recorder_for(model.device),
+            compute_padding=compute_padding,
+        )
 
     @property
     def stats(self) -> Mapping[str, WalkStats]:
-        """Totals by walk, as of now."""
-        return dict(self._stats)
+        """Totals by walk after some step; any thread may ask. It does not change: ask again for later steps."""
+        return self._stats
+
+    @property
+    def num_prepared_rungs(self) -> Mapping[str, int]:
+        """Rungs by walk that warm-up has prepared; any thread may ask."""
+        return self._num_prepared_rungs
 
     def run(self, walk: str, rows: Sequence[StepRow]) -> torch.Tensor:
         """Computes one step: writes the KV of all its tokens, and gives the logits that are wanted.
@@ -82,10 +102,12 @@ class Runner:
         started = time.perf_counter()
         self._check(rows)
         num_tokens = sum(len(row.token_ids) for row in rows)
-        rung = self._walks[walk].ladder.rung_for(num_tokens)
-        buffers = self._allocate(num_tokens) if rung is None else self._captures[rung]
-        logits = self._computer.compute(buffers, self._filled(rows, buffers.num_tokens - num_tokens))
-        self._stats[walk] = self._stats[walk].with_step(num_tokens, rung, time.perf_counter() - started)
+        rung = self.walks[walk].ladder.rung_for(num_tokens)
+        capture = self._captures.unpadded(num_tokens) if rung is None else self._captures.of_rung(rung)
+        logits = capture.run(rows)
+        wait_for(self._device)
+        stats = self._stats[walk].with_step(num_tokens, rung, time.perf_counter() - started)
+        self._stats = MappingProxyType({**self._stats, walk: stats})
         if rung is None:
             self._log_miss(walk, num_tokens)
         return logits
@@ -96,45 +118,23 @@ class Runner:
         Yields:
             How long each took, as soon as it has run: a caller may leave in between.
         """
-        for walk in self._walks.values():
-            for timing in self._warm_up_walk(walk):
-                log.debug("rung_warm", walk=timing.walk, rung=timing.rung, seconds=round(timing.seconds, 4))
-                yield timing
+        pairs = [(rung, walk) for walk in self.walks.values() for rung in walk.ladder.rungs]
+        for rung, walk in sorted(pairs, key=lambda pair: -pair[0]):
+            timing = self._prepare(walk, rung)
+            num_prepared = self._num_prepared_rungs[walk.name] + 1
+            self._num_prepared_rungs = MappingProxyType({**self._num_prepared_rungs, walk.name: num_prepared})
+            log.debug("rung_warm", walk=walk.name, rung=rung, seconds=round(timing.seconds, 4))
+            yield timing
 
-    def _warm_up_walk(self, walk: ResolvedWalk) -> Iterator[RungTiming]:
-        for rung in reversed(walk.ladder.rungs):
-            num_tokens = rung if walk.step_budget is None else min(rung, walk.step_budget)
-            rows = list(self._warm_up_rows(walk.name, num_tokens))
-            num_tokens = sum(len(row.token_ids) for row in rows)
-            started = time.perf_counter()
-            self._computer.compute(self._captures[rung], self._filled(rows, rung - num_tokens))
-            yield RungTiming(walk.name, rung, num_tokens, time.perf_counter() - started)
-
-    def _warm_up_rows(self, walk: str, num_tokens: int) -> Iterator[StepRow]:
-        """Rows that no request owns: all their KV goes to the scratch block."""
-        row_len = 1 if walk == ROW_WALK else min(num_tokens, self._config.max_model_len)
-        num_rows = min(-(-num_tokens // row_len), self._max_num_rows)
-        for _ in range(num_rows):
-            this_len = min(row_len, num_tokens)
-            num_tokens -= this_len
-            yield StepRow([0] * this_len, 0, [SCRATCH_BLOCK] * -(-this_len // self._block_size), wants_logits=True)
-
-    def _filled(self, rows: Sequence[StepRow], num_padding: int) -> Sequence[StepRow]:
-        """The rows, and padding where it is computed: tokens at position 0 that attend to themselves alone."""
-        if not self._compute_padding:
-            return rows
-        return [*rows, *([StepRow([0], 0, [SCRATCH_BLOCK], wants_logits=False)] * num_padding)]
-
-    def _make_captures(self) -> dict[int, StepBuffers]:
-        rungs = sorted({rung for walk in self._walks.values() for rung in walk.ladder.rungs})
-        if not rungs:
-            return {}
-        largest = self._allocate(rungs[-1])
-        return {rung: largest.first(rung) for rung in rungs}
-
-    def _allocate(self, num_tokens: int) -> StepBuffers:
-        num_rows = num_tokens if self._compute_padding else min(num_tokens, self._max_num_rows)
-        return self._computer.allocate(num_tokens, num_rows)
+    def _prepare(self, walk: ResolvedWalk, rung: int) -> RungTiming:
+        num_tokens = min(rung, walk.step_budget or rung, WARM_UP_TOKENS)
+        row_len = 1 if walk.name == ROW_WALK else min(num_tokens, self._config.max_model_len)
+        rows = list(scratch_rows(num_tokens, row_len, self._max_num_rows, self._block_size))
+        started = time.perf_counter()
+        self._captures.of_rung(rung).run(rows)
+        wait_for(self._device)
+        seconds = time.perf_counter() - started
+        return RungTiming(walk.name, rung, sum(len(row.token_ids) for row in rows), seconds)
 
     def _check(self, rows: Sequence[StepRow]) -> None:
         assert 0 < len(rows) <= self._max_num_rows, f"{len(rows)} rows; 1 to {self._max_num_rows} can be run"
@@ -153,12 +153,10 @@ class Runner:
         assert vectors.ndim == 2, f"embeddings have {vectors.ndim} dimensions, not 2"
         num_vectors, size = vectors.shape
         assert 0 < num_vectors <= num_tokens, f"{num_vectors} embeddings for {num_tokens} tokens"
-        assert size == self._config.hidden_size, (
-            f"embeddings of {size} values; hidden_size is {self._config.hidden_size}"
-        )
+        assert size == self._config.hidden_size, f"embeddings of {size}, not {self._config.hidden_size} values"
 
     def _log_miss(self, walk: str, num_tokens: int) -> None:
-        num_unpadded_steps = self._stats[walk].num_unpadded_steps
-        if num_unpadded_steps & (num_unpadded_steps - 1) == 0:  # the 1st, 2nd, 4th, 8th …
-            top = self._walks[walk].ladder.top
-            log.warning("step_above_top_rung", walk=walk, num_tokens=num_tokens, top_rung=top, times=num_unpadded_steps)
+        num_misses = self._stats[walk].over_top.num_steps
+        if num_misses & (num_misses - 1) == 0:  # the 1st, 2nd, 4th, 8th …
+            top = self.walks[walk].ladder.top
+            log.warning("step_above_top_rung", walk=walk, num_tokens=num_tokens, top_rung=top, times=num_misses)

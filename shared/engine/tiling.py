@@ -23,6 +23,9 @@ MIN_GROUP_LEN = 128
 """Least keys a group: fewer make many small products, more waste work where a row ends."""
 _POSITIONS_A_BATCH = {SHORT_TILE_LEN: 128, LONG_TILE_LEN: 256}
 """Positions that are computed together, so that work buffers stay small and in the caches."""
+MOST_POSITIONS_A_BATCH = max(_POSITIONS_A_BATCH.values())
+MOST_TILES_A_BATCH = max(positions // tile_len for tile_len, positions in _POSITIONS_A_BATCH.items())
+"""Most of a batch, whichever tile lengths a machine uses."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +42,6 @@ class TileLens:
     def tiles_a_batch(self, tile_len: int) -> int:
         """Most tiles that are computed together."""
         return _POSITIONS_A_BATCH[tile_len] // tile_len
-
-    @property
-    def most_tiles_a_batch(self) -> int:
-        """Most tiles of a batch, of any length."""
-        return max(self.tiles_a_batch(tile_len) for tile_len in (SHORT_TILE_LEN, self.long_tile_len))
-
-    @property
-    def most_positions_a_batch(self) -> int:
-        """Most positions of a batch, of any length."""
-        return max(_POSITIONS_A_BATCH[tile_len] for tile_len in (SHORT_TILE_LEN, self.long_tile_len))
-
-    def most_positions(self, num_tokens: int) -> int:
-        """Most positions that the tiles of `num_tokens` tokens can hold: four a token.
-
-        The worst rows are one token (a tile of 4), two on both sides of an edge (two tiles of 4) and 17 on both sides
-        (two tiles of 32, 3.8 a token).
-        """
-        return 4 * num_tokens
 
 
 @dataclass(frozen=True)
@@ -101,6 +86,15 @@ class _Tiles:
     num_groups: Ints
 
 
+def most_positions(num_tokens: int) -> int:
+    """Most positions that the tiles of `num_tokens` tokens can hold: four a token.
+
+    The worst rows are one token (a tile of 4), two on both sides of an edge (two tiles of 4) and 17 on both sides (two
+    tiles of 32, 3.8 a token).
+    """
+    return 4 * num_tokens
+
+
 def group_len(block_size: int) -> int:
     """Keys of a group: whole blocks, whole tiles, and no fewer than MIN_GROUP_LEN."""
     unit = math.lcm(block_size, LONG_TILE_LEN)
@@ -108,7 +102,7 @@ def group_len(block_size: int) -> int:
 
 
 def plan_tiles(spec: AttentionSpec, step: PackedStep, tile_lens: TileLens) -> Tiling:
-    """Cuts a step into tiles."""
+    """Cuts a step into tiles. All tensors of the result are on the host."""
     row_starts, kv_lens = step.row_starts.numpy(), step.kv_lens.numpy()
     row_lens = np.diff(row_starts)
     lens_of_rows = tile_lens.of_rows(row_lens)
@@ -209,14 +203,16 @@ def _mask(tiles: _Tiles, tile_len: int, keys_a_group: int) -> torch.Tensor:
 
 
 @cache
-def probe_tile_lens(heads_per_kv: int, head_dim: int, keys_a_group: int, num_threads: int) -> TileLens:
-    """Finds whether long tiles give the bits of short ones for these shapes on this machine."""
+def probe_tile_lens(
+    heads_per_kv: int, head_dim: int, keys_a_group: int, num_threads: int, device: torch.device
+) -> TileLens:
+    """Finds whether long tiles give the bits of short ones for these shapes on this device."""
     assert num_threads == torch.get_num_threads()
     generator = torch.Generator().manual_seed(0)
     num_queries = LONG_TILE_LEN * heads_per_kv
-    queries = torch.randn(num_queries, head_dim, generator=generator)
-    keys = torch.randn(keys_a_group, head_dim, generator=generator)
-    weights = torch.rand(num_queries, keys_a_group, generator=generator)
+    queries = torch.randn(num_queries, head_dim, generator=generator).to(device)
+    keys = torch.randn(keys_a_group, head_dim, generator=generator).to(device)
+    weights = torch.rand(num_queries, keys_a_group, generator=generator).to(device)
     results = [
         (_products(queries, keys.t(), tile_len * heads_per_kv), _products(weights, keys, tile_len * heads_per_kv))
         for tile_len in (SHORT_TILE_LEN, LONG_TILE_LEN)
@@ -228,5 +224,5 @@ def probe_tile_lens(heads_per_kv: int, head_dim: int, keys_a_group: int, num_thr
 def _products(left: torch.Tensor, right: torch.Tensor, size: int) -> torch.Tensor:
     """`left @ right` in tiles of `size` rows, as attention computes them: added to what is there."""
     tiles = left.view(-1, size, left.shape[1])
-    start = torch.ones(len(tiles), size, right.shape[1])
+    start = torch.ones(len(tiles), size, right.shape[1], device=left.device)
     return torch.baddbmm(start, tiles, right.expand(len(tiles), *right.shape)).view(left.shape[0], -1)

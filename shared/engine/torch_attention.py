@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine.ops import AttentionSpec, PackedStep
-from shared.engine.tiling import TileGroup, Tiling, group_len, plan_tiles, probe_tile_lens
+from shared.engine.storage import zeros
+from shared.engine.tiling import (
+    MOST_POSITIONS_A_BATCH,
+    MOST_TILES_A_BATCH,
+    TileGroup,
+    Tiling,
+    group_len,
+    most_positions,
+    plan_tiles,
+    probe_tile_lens,
+)
 
 
 @dataclass(frozen=True)
@@ -62,24 +72,25 @@ class TiledAttention:
         self._heads_per_kv = spec.num_heads // spec.num_kv_heads
         self._scale = spec.head_dim**-0.5
         self._group_len = group_len(spec.block_size)
-        self._tile_lens = probe_tile_lens(self._heads_per_kv, spec.head_dim, self._group_len, torch.get_num_threads())
-        num_tiles = self._tile_lens.most_tiles_a_batch
-        num_queries = self._tile_lens.most_positions_a_batch * spec.num_heads
-        num_group_values = num_tiles * spec.num_kv_heads * self._group_len * spec.head_dim
-        self._queries = torch.zeros(num_queries, spec.head_dim)
-        self._scores = torch.zeros(num_queries * self._group_len)
-        self._gathered = torch.zeros(num_group_values, dtype=spec.pool.dtype)
-        self._widened = self._gathered if spec.pool.dtype == torch.float32 else torch.zeros(num_group_values)
-        self._stats = torch.zeros(4, num_queries)
-        self._outputs = torch.zeros(self._tile_lens.most_positions(num_tokens) * spec.num_heads, spec.head_dim)
+        device, is_narrow = spec.pool.device, spec.pool.dtype != torch.float32
+        num_queries = MOST_POSITIONS_A_BATCH * spec.num_heads
+        num_group_values = MOST_TILES_A_BATCH * spec.num_kv_heads * self._group_len * spec.head_dim
+        self._queries = zeros(num_queries, spec.head_dim, device=device)
+        self._scores = zeros(num_queries * self._group_len, device=device)
+        self._gathered = zeros(num_group_values, dtype=spec.pool.dtype, device=device)
+        self._widened = zeros(num_group_values, device=device) if is_narrow else self._gathered
+        self._stats = zeros(4, num_queries, device=device)
+        self._outputs = zeros(most_positions(num_tokens) * spec.num_heads, spec.head_dim, device=device)
         self._blocks = spec.pool.view(-1, spec.block_size * spec.head_dim)
         self._batches: Sequence[_BatchViews] = ()
-        self._output_index = torch.zeros(0, dtype=torch.int64)
+        self._output_index = zeros(0, dtype=torch.int64, device=device)
 
     def begin_step(self, step: PackedStep) -> None:
         """Plans the tiles of a step and lays the buffers out for them; all layers use the same."""
-        tiling = plan_tiles(self._spec, step, self._tile_lens)
-        self._output_index = tiling.output_index
+        spec, device = self._spec, self._spec.pool.device
+        lens = probe_tile_lens(self._heads_per_kv, spec.head_dim, self._group_len, torch.get_num_threads(), device)
+        tiling = plan_tiles(spec, step, lens)
+        self._output_index = tiling.output_index.to(device)
         self._batches = self._lay_out(tiling)
 
     def run(self, qkv: torch.Tensor, layer: int, out: torch.Tensor) -> None:
@@ -134,12 +145,13 @@ class TiledAttention:
             outputs = self._outputs[first_output : first_output + num_rows].view(-1, num_queries, self._spec.head_dim)
             groups = [self._lay_out_group(group, batch.tile_len, outputs) for group in batch.groups]
             sums = self._stats[1][:num_rows].view(-1, num_queries, 1)
-            batches.append(_BatchViews(batch.query_index, self._queries[:num_rows], outputs, sums, groups))
+            query_index = batch.query_index.to(self._queries.device)
+            batches.append(_BatchViews(query_index, self._queries[:num_rows], outputs, sums, groups))
             first_output += num_rows
         return batches
 
     def _lay_out_group(self, group: TileGroup, tile_len: int, outputs: torch.Tensor) -> _GroupViews:
-        spec, num_queries = self._spec, tile_len * self._heads_per_kv
+        spec, num_queries, device = self._spec, tile_len * self._heads_per_kv, self._queries.device
         size = group.num_tiles * spec.num_kv_heads
         num_values = size * self._group_len * spec.head_dim
         by_head = self._widened[:num_values].view(size, self._group_len, spec.head_dim)
@@ -149,14 +161,14 @@ class TiledAttention:
             stat[: size * num_queries].view(size, num_queries, 1) for stat in self._stats
         )
         return _GroupViews(
-            keys_index=group.blocks_index,
+            keys_index=group.blocks_index.to(device),
             keys=self._gathered[:num_values].view(-1, spec.block_size * spec.head_dim),
             keys_by_head=by_head.transpose(1, 2),
             values_by_head=by_head,
             queries=self._queries[: size * num_queries].view(size, num_queries, spec.head_dim),
             scores=scores,
             masked_scores=by_tile[group.num_tiles - group.mask.shape[0] :],
-            mask=group.mask[:, None, :, None, :],
+            mask=group.mask[:, None, :, None, :].to(device),
             outputs=outputs[:size],
             stats=(maximum, total, new, correction),
         )

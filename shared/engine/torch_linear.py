@@ -11,6 +11,7 @@ from functools import cache
 import torch
 
 from shared.engine.ops import Weight
+from shared.engine.storage import zeros
 
 ROW_MULTIPLE = 16
 """Rows of the tile that all others are compared with; buffers have a multiple of so many rows."""
@@ -22,9 +23,9 @@ MAX_TILE_ROWS = max(LARGE_TILES)
 class TiledLinear:
     """Multiplies by matrices [num_outputs, num_inputs], kept as they are."""
 
-    def __init__(self, max_num_outputs: int) -> None:
+    def __init__(self, max_num_outputs: int, device: torch.device) -> None:
         """Allocates what one tile needs for matrices of up to `max_num_outputs` rows."""
-        self._work = torch.zeros(MAX_TILE_ROWS * max_num_outputs, dtype=torch.float32)
+        self._work = zeros(MAX_TILE_ROWS * max_num_outputs, device=device)
 
     def tiles(self, x: torch.Tensor, weight: Weight) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Yields (first row, number of rows, x[rows] Wᵀ + bias as float32 [rows, matrix rows]) tile by tile.
@@ -72,16 +73,18 @@ def row_tiles(num_rows: int, sizes: tuple[int, ...]) -> Iterator[tuple[int, int]
 def sizes_of(weight: Weight) -> tuple[int, ...]:
     """Tile sizes, ascending, that give the same bits for a matrix of this shape and dtype."""
     num_outputs, num_inputs = weight.data.shape
-    return probe_sizes(num_outputs, num_inputs, weight.data.dtype, torch.get_num_threads())
+    return probe_sizes(num_outputs, num_inputs, weight.data.dtype, torch.get_num_threads(), weight.data.device)
 
 
 @cache
-def probe_sizes(num_outputs: int, num_inputs: int, dtype: torch.dtype, num_threads: int) -> tuple[int, ...]:
-    """As `sizes_of`; measured once a shape and number of threads."""
+def probe_sizes(
+    num_outputs: int, num_inputs: int, dtype: torch.dtype, num_threads: int, device: torch.device
+) -> tuple[int, ...]:
+    """As `sizes_of`; measured once a shape, number of threads and device."""
     assert num_threads == torch.get_num_threads()
     generator = torch.Generator().manual_seed(0)
-    matrix = torch.randn(num_outputs, num_inputs, generator=generator).to(dtype)
-    x = torch.randn(MAX_TILE_ROWS, num_inputs, generator=generator)
+    matrix = torch.randn(num_outputs, num_inputs, generator=generator).to(device, dtype)
+    x = torch.randn(MAX_TILE_ROWS, num_inputs, generator=generator).to(device)
     weight = Weight(matrix, None, num_inputs, num_outputs)
     reference = _products(x, weight, ROW_MULTIPLE)
     fits = [size for size in (*SMALL_TILES, *LARGE_TILES) if _gives(reference, x, weight, size)]
@@ -94,7 +97,7 @@ def _gives(reference: torch.Tensor, x: torch.Tensor, weight: Weight, size: int) 
 
 
 def _products(x: torch.Tensor, weight: Weight, size: int) -> torch.Tensor:
-    out = torch.empty(x.shape[0], weight.num_outputs)
+    out = torch.empty(x.shape[0], weight.num_outputs, device=x.device)
     for start in range(0, x.shape[0], size):
         _multiply(x[start : start + size], weight, out[start : start + size])
     return out

@@ -8,6 +8,7 @@ are not (the vector and the scalar code differ in the last bit, and which one ru
 import torch
 
 from shared.engine.ops import AttentionSpec, HeadNorms, Kernels, PackedStep, Weight
+from shared.engine.storage import zeros
 from shared.engine.torch_attention import TiledAttention
 from shared.engine.torch_linear import ROW_MULTIPLE, TiledLinear, padded
 
@@ -56,16 +57,17 @@ class TorchKernels:
 
     def __init__(self, spec: AttentionSpec, num_tokens: int, max_tile_outputs: int) -> None:
         num_rows = -(-num_tokens // ROW_MULTIPLE) * ROW_MULTIPLE
-        heads_rotated, half = spec.num_heads + spec.num_kv_heads, spec.head_dim // 2
+        heads_rotated, heads_cached = spec.num_heads + spec.num_kv_heads, 2 * spec.num_kv_heads
+        device = spec.pool.device
         self._spec = spec
-        self._linear = TiledLinear(max(max_tile_outputs, spec.qkv_len, spec.query_len))
+        self._linear = TiledLinear(max(max_tile_outputs, spec.qkv_len, spec.query_len), device)
         self._attention = TiledAttention(spec, num_tokens)
-        self._scale = torch.zeros(num_rows, 1)
-        self._turned = torch.zeros(2, num_tokens, heads_rotated, half)
-        self._head_scale = torch.zeros(num_tokens, heads_rotated, 1)
-        self._cos_sin = torch.zeros(num_tokens, spec.head_dim)
-        self._to_cache = torch.zeros(num_tokens, 2 * spec.num_kv_heads, spec.head_dim, dtype=spec.pool.dtype)
-        self._cache_index = torch.zeros(num_tokens, 2 * spec.num_kv_heads, dtype=torch.int64)
+        self._scale = zeros(num_rows, 1, device=device)
+        self._turned = zeros(2, num_tokens, heads_rotated, spec.head_dim // 2, device=device)
+        self._head_scale = zeros(num_tokens, heads_rotated, 1, device=device)
+        self._cos_sin = zeros(num_tokens, spec.head_dim, device=device)
+        self._to_cache = zeros(num_tokens, heads_cached, spec.head_dim, dtype=spec.pool.dtype, device=device)
+        self._cache_index = zeros(num_tokens, heads_cached, dtype=torch.int64, device=device)
         self._cache_rows = spec.pool.view(-1, spec.head_dim)
         self._num_tokens = 0
 
@@ -76,7 +78,7 @@ class TorchKernels:
         torch.index_select(spec.rope_table, 0, step.positions, out=self._cos_sin[:num_tokens])
         # A pool row is one token of one head: [block, layer, K or V, head, offset].
         block, offset = step.slots // spec.block_size, step.slots % spec.block_size
-        heads = torch.arange(2 * spec.num_kv_heads)
+        heads = torch.arange(2 * spec.num_kv_heads, device=block.device)
         rows_a_block = self._cache_rows.shape[0] // spec.pool.shape[0]
         first = block * rows_a_block + offset
         torch.add(first[:, None], heads * spec.block_size, out=self._cache_index[:num_tokens])

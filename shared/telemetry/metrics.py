@@ -9,40 +9,67 @@ from types import TracebackType
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shared.engine.stats import WalkStats
+from shared.engine.stats import StepTotals, WalkStats
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
+OVER_TOP_RUNG = "none"
+"""The label of steps that ran at no rung, because they were larger than all."""
+
+_TOTALS: tuple[tuple[str, str, Callable[[StepTotals], float]], ...] = (
+    ("steps", "Steps run", lambda totals: totals.num_steps),
+    ("tokens", "Tokens run in steps, padding not counted", lambda totals: totals.num_tokens),
+    ("padding_tokens", "Padding up to the rung", lambda totals: totals.num_padding_tokens),
+    ("seconds", "Time spent in steps", lambda totals: totals.seconds),
+)
+
+
 class _StepCollector(Collector):
-    """Reads the step counts where they are kept, when Prometheus asks."""
+    """Reads the step counts where they are kept, when Prometheus asks; all of one answer are of the same moment."""
 
     def __init__(self, service: str, read: Callable[[], Mapping[str, WalkStats]]) -> None:
         self._service = service
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        fields: tuple[tuple[str, str, Callable[[WalkStats], float]], ...] = (
-            ("steps", "Steps run.", lambda stats: stats.num_steps),
-            ("step_tokens", "Tokens run in steps, padding not counted.", lambda stats: stats.num_tokens),
-            (
-                "step_padding_tokens",
-                "Padding up to the rung.",
-                lambda stats: stats.num_padding_tokens,
-            ),
-            ("steps_over_top_rung", "Steps larger than the top rung.", lambda stats: stats.num_unpadded_steps),
-            ("step_seconds", "Time spent in steps.", lambda stats: stats.seconds),
-        )
         walks = self._read()
-        for name, text, value in fields:
-            family = CounterMetricFamily(f"baton_{self._service}_{name}", text, labels=["walk"])
+        for name, text, value in _TOTALS:
+            series = "steps" if name == "steps" else f"step_{name}"
+            by_walk = self._family(series, f"{text}.", ["walk"])
+            by_rung = self._family(f"rung_{name}", f"{text}, by rung.", ["walk", "rung"])
             for walk, stats in walks.items():
-                family.add_metric([walk], value(stats))
-            yield family
+                by_walk.add_metric([walk], value(stats.total))
+                for rung, totals in stats.by_rung.items():
+                    by_rung.add_metric([walk, str(rung)], value(totals))
+                by_rung.add_metric([walk, OVER_TOP_RUNG], value(stats.over_top))
+            yield from (by_walk, by_rung)
+        misses = self._family("steps_over_top_rung", "Steps larger than the top rung.", ["walk"])
+        for walk, stats in walks.items():
+            misses.add_metric([walk], stats.over_top.num_steps)
+        yield misses
+
+    def _family(self, name: str, text: str, labels: list[str]) -> CounterMetricFamily:
+        return CounterMetricFamily(f"baton_{self._service}_{name}", text, labels=labels)
+
+
+class _WalkGaugeCollector(Collector):
+    """Reads a value for each walk, when Prometheus asks."""
+
+    def __init__(self, name: str, text: str, read: Callable[[], Mapping[str, float]]) -> None:
+        self._name = name
+        self._text = text
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(self._name, self._text, labels=["walk"])
+        for walk, value in self._read().items():
+            family.add_metric([walk], value)
+        yield family
 
 
 class ServiceMetrics:
@@ -69,12 +96,16 @@ class ServiceMetrics:
         return Histogram(f"baton_{self._service}_{name}", text, buckets=_LATENCY_BUCKETS_S, registry=self.registry)
 
     def watch_steps(self, read: Callable[[], Mapping[str, WalkStats]]) -> None:
-        """Serves the step counts that `read` returns."""
+        """Serves the step counts that `read` returns, by walk, and by walk and rung."""
         self.registry.register(_StepCollector(self._service, read))
 
     def watch_gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Serves the value that `read` returns as the gauge `baton_<service>_<name>`."""
         Gauge(f"baton_{self._service}_{name}", text, registry=self.registry).set_function(read)
+
+    def watch_walk_gauge(self, name: str, text: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """Serves the values by walk that `read` returns as the gauge `baton_<service>_<name>{walk}`."""
+        self.registry.register(_WalkGaugeCollector(f"baton_{self._service}_{name}", text, read))
 
 
 class MetricsEndpoint:

@@ -1,12 +1,14 @@
 """The decoder of the Llama family: its packed weights, and its forward pass in terms of ops."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from shared.engine.models.config import ModelConfig
-from shared.engine.models.weights import WeightReader, open_weights
+from shared.engine.models.weights import open_weights
 from shared.engine.ops import HeadNorms, Kernels, Ops, Weight
 from shared.errors import ModelLoadError
 
@@ -59,7 +61,8 @@ class Activations:
 def run_layers(weights: DecoderWeights, eps: float, kernels: Kernels, buffers: Activations) -> None:
     """Takes `buffers.hidden` from embeddings to the last layer's output, in place; writes KV of all layers.
 
-    `kernels.begin_step` must have been called for this step.
+    `kernels.begin_step` must have been called for this step. Nothing is computed but by `kernels`, in an order that no
+    value decides: so captures can record the calls.
     """
     for index, layer in enumerate(weights.layers):
         kernels.rmsnorm(buffers.hidden, layer.attention_norm, eps, buffers.normed)
@@ -72,22 +75,21 @@ def run_layers(weights: DecoderWeights, eps: float, kernels: Kernels, buffers: A
         kernels.linear_add(buffers.inner, layer.down, buffers.hidden)
 
 
-def load_weights(model_dir: Path, config: ModelConfig, ops: Ops) -> DecoderWeights:
-    """Reads and packs the weights of `model_dir`.
+class TensorSource(Protocol):
+    """Where a decoder's tensors come from."""
+
+    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """The tensor `name`, of this shape."""
+
+
+def load_weights(model_dir: Path, config: ModelConfig, ops: Ops, device: str = "cpu") -> DecoderWeights:
+    """Reads the weights of `model_dir` into the memory of `device` and packs them.
 
     Raises:
         ModelLoadError: a tensor is missing, has another shape than the config says, or is not one of this family's.
     """
-    with open_weights(model_dir) as reader:
-        loader = _Loader(reader, config, ops)
-        embedding = reader.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-        embedding = embedding.to(ops.weight_dtype)
-        weights = DecoderWeights(
-            embedding=embedding,
-            layers=tuple(loader.layer(f"model.layers.{index}") for index in range(config.num_layers)),
-            norm=loader.norm("model.norm", config.hidden_size),
-            lm_head=loader.lm_head(embedding),
-        )
+    with open_weights(model_dir, device) as reader:
+        weights = pack_weights(reader, config, ops)
         # Older files hold the rotary frequencies, which follow from the config; some hold a tied head once more.
         ignored = (".rotary_emb.inv_freq", "lm_head.weight")
         if left := [name for name in reader.untaken() if not name.endswith(ignored)]:
@@ -95,11 +97,24 @@ def load_weights(model_dir: Path, config: ModelConfig, ops: Ops) -> DecoderWeigh
     return weights
 
 
-class _Loader:
-    """Takes the parts of a decoder from a reader, packed."""
+def pack_weights(source: TensorSource, config: ModelConfig, ops: Ops) -> DecoderWeights:
+    """Takes all tensors of a decoder from `source` and packs them."""
+    loader = _Loader(source, config, ops)
+    embedding = source.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    embedding = embedding.to(ops.weight_dtype)
+    return DecoderWeights(
+        embedding=embedding,
+        layers=tuple(loader.layer(f"model.layers.{index}") for index in range(config.num_layers)),
+        norm=loader.norm("model.norm", config.hidden_size),
+        lm_head=loader.lm_head(embedding),
+    )
 
-    def __init__(self, reader: WeightReader, config: ModelConfig, ops: Ops) -> None:
-        self._reader = reader
+
+class _Loader:
+    """Takes the parts of a decoder from a source, packed."""
+
+    def __init__(self, source: TensorSource, config: ModelConfig, ops: Ops) -> None:
+        self._source = source
         self._config = config
         self._ops = ops
 
@@ -123,13 +138,13 @@ class _Loader:
 
     def norm(self, name: str, size: int) -> torch.Tensor:
         """The weight of an RMSNorm, float32."""
-        return self._reader.take(f"{name}.weight", (size,)).float()
+        return self._source.take(f"{name}.weight", (size,)).float()
 
     def lm_head(self, embedding: torch.Tensor) -> Weight:
         """The matrix that makes logits; the embedding itself where they are tied."""
         if self._config.ties_embeddings:
             return self._ops.pack(embedding)
-        return self._ops.pack(self._reader.take("lm_head.weight", tuple(embedding.shape)))
+        return self._ops.pack(self._source.take("lm_head.weight", tuple(embedding.shape)))
 
     def _qkv(self, prefix: str) -> Weight:
         config = self._config
@@ -160,5 +175,5 @@ class _Loader:
     def _linear(
         self, name: str, num_outputs: int, num_inputs: int, has_bias: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        weight = self._reader.take(f"{name}.weight", (num_outputs, num_inputs))
-        return weight, self._reader.take(f"{name}.bias", (num_outputs,)) if has_bias else None
+        weight = self._source.take(f"{name}.weight", (num_outputs, num_inputs))
+        return weight, self._source.take(f"{name}.bias", (num_outputs,)) if has_bias else None

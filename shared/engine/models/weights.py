@@ -40,15 +40,17 @@ class WeightReader:
 
 
 @contextmanager
-def open_weights(model_dir: Path) -> Iterator[WeightReader]:
-    """Opens all weight files of `model_dir` for as long as the context lasts.
+def open_weights(model_dir: Path, device: str = "cpu") -> Iterator[WeightReader]:
+    """Opens all weight files of `model_dir` for as long as the context lasts; tensors are read into `device`.
 
     Raises:
         ModelLoadError: no weights there, or a file that is not safetensors.
     """
     with ExitStack() as stack:
         try:
-            handles = [stack.enter_context(safe_open(path, framework="pt")) for path in weight_files(model_dir)]
+            handles = [
+                stack.enter_context(safe_open(path, framework="pt", device=device)) for path in weight_files(model_dir)
+            ]
         except (OSError, SafetensorError) as error:
             raise ModelLoadError(f"cannot read the weights in {model_dir}: {error}") from error
         yield WeightReader(handles)

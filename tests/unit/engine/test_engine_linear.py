@@ -40,7 +40,7 @@ def test_tiles_cover_all_rows_and_stay_in_the_buffer(sizes: tuple[int, ...]) -> 
 
 
 def test_probe_always_has_the_tile_that_others_are_compared_with() -> None:
-    sizes = probe_sizes(40, 24, torch.float32, torch.get_num_threads())
+    sizes = probe_sizes(40, 24, torch.float32, torch.get_num_threads(), torch.device("cpu"))
 
     assert 16 in sizes
     assert list(sizes) == sorted(set(sizes))
@@ -61,7 +61,7 @@ def test_products_are_right_and_independent_of_the_rows_beside_them(num_rows: in
     bias = torch.randn(48, generator=generator)
     weight = Weight(matrix, bias, 32, 48)
     buffer = torch.randn(MAX_TILE_ROWS * 2, 32, generator=generator)
-    linear = TiledLinear(48)
+    linear = TiledLinear(48, torch.device("cpu"))
     out, tiled = torch.zeros(MAX_TILE_ROWS * 2, 48), torch.zeros(num_rows, 48)
 
     linear.into(buffer[:num_rows], weight, out[:num_rows])

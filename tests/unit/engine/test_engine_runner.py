@@ -1,5 +1,6 @@
 """The runner over a tiny model: which buffers, what is counted, what is refused."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 from structlog.testing import capture_logs
 
 from shared.config.resolve import ResolvedWalk
-from shared.engine.buffers import StepInputs
+from shared.engine.buffers import StepBuffers, StepInputs
+from shared.engine.compute import StepComputer
 from shared.engine.runner import LoadedModel, Runner, load_model
+from shared.engine.stats import StepTotals
 from shared.engine.step import StepRow
 from shared.errors import ModelLoadError
 from shared.kv.pool import KvPool
@@ -38,13 +41,17 @@ def batches(*rungs: int) -> ResolvedWalk:
     return ResolvedWalk("decode", "decode", None, Ladder(rungs))
 
 
+def counts(totals: StepTotals) -> tuple[int, int, int]:
+    return totals.num_steps, totals.num_tokens, totals.num_padding_tokens
+
+
 def row(num_tokens: int, first_block: int = 1, *, wants_logits: bool = True) -> StepRow:
     table = range(first_block, first_block + -(-num_tokens // 32))
     return StepRow(list(range(num_tokens)), 0, table, wants_logits)
 
 
 def test_inputs_are_laid_out_row_by_row() -> None:
-    inputs = StepInputs(num_tokens=8, num_rows=3, num_blocks_a_row=2, block_size=4)
+    inputs = StepInputs(num_tokens=8, num_rows=3, num_blocks_a_row=2, block_size=4, device=torch.device("cpu"))
     rows = [
         StepRow([7, 8, 9], 3, [5, 2, 1], wants_logits=False),
         StepRow([6], 0, [3], wants_logits=True),
@@ -64,7 +71,7 @@ def test_inputs_are_laid_out_row_by_row() -> None:
 
 
 def test_smaller_step_after_a_larger_one_leaves_nothing_behind() -> None:
-    inputs = StepInputs(num_tokens=8, num_rows=3, num_blocks_a_row=2, block_size=4)
+    inputs = StepInputs(num_tokens=8, num_rows=3, num_blocks_a_row=2, block_size=4, device=torch.device("cpu"))
     inputs.load([StepRow([1] * 5, 0, [1, 2], wants_logits=True), StepRow([2], 0, [3], wants_logits=True)])
 
     step = inputs.load([StepRow([9], 2, [5], wants_logits=False)])
@@ -99,17 +106,65 @@ def test_no_logits_where_no_row_wants_them(model: LoadedModel) -> None:
 def test_steps_are_counted_by_walk_with_their_padding(model: LoadedModel) -> None:
     runner, _ = make_runner(model, prompts(8, 32), batches(1, 4))
     list(runner.warm_up())
-    assert runner.stats["prefill_text"].num_steps == 0
+    assert runner.stats["prefill_text"].total.num_steps == 0
 
     runner.run("prefill_text", [row(5)])
     runner.run("prefill_text", [row(8), row(1, 2)])
     runner.run("decode", [row(1), row(1, 2), row(1, 3)])
 
     prefill, decode = runner.stats["prefill_text"], runner.stats["decode"]
-    assert (prefill.num_steps, prefill.num_tokens, prefill.num_padding_tokens) == (2, 14, 3 + 23)
-    assert (decode.num_steps, decode.num_tokens, decode.num_padding_tokens) == (1, 3, 1)
-    assert (prefill.num_unpadded_steps, decode.num_unpadded_steps) == (0, 0)
-    assert prefill.seconds > 0
+    assert counts(prefill.total) == (2, 14, 3 + 23)
+    assert {rung: counts(totals) for rung, totals in prefill.by_rung.items()} == {8: (1, 5, 3), 32: (1, 9, 23)}
+    assert {rung: counts(totals) for rung, totals in decode.by_rung.items()} == {1: (0, 0, 0), 4: (1, 3, 1)}
+    assert (prefill.over_top.num_steps, decode.over_top.num_steps) == (0, 0)
+    assert prefill.total.seconds > prefill.by_rung[8].seconds > 0
+
+
+def test_stats_do_not_change_under_the_hands_of_their_reader(model: LoadedModel) -> None:
+    runner, _ = make_runner(model, prompts(8), batches(1))
+    before = runner.stats
+
+    runner.run("prefill_text", [row(5)])
+
+    assert counts(before["prefill_text"].total) == (0, 0, 0)
+    assert counts(runner.stats["prefill_text"].total) == (1, 5, 3)
+
+
+@pytest.mark.parametrize(("num_tokens", "rung"), [(7, 8), (8, 8), (9, 16), (16, 16), (17, None)])
+def test_a_step_runs_at_the_first_rung_that_holds_it(model: LoadedModel, num_tokens: int, rung: int | None) -> None:
+    runner, _ = make_runner(model, prompts(8, 16))
+
+    runner.run("prefill_text", [row(num_tokens)])
+
+    stats = runner.stats["prefill_text"]
+    assert [used for used, totals in stats.by_rung.items() if totals.num_steps] == ([rung] if rung else [])
+    assert stats.over_top.num_steps == (rung is None)
+
+
+def test_walks_share_the_capture_of_a_rung_but_not_its_counts(model: LoadedModel) -> None:
+    mixed = ResolvedWalk("decode", "mixed", 16, Ladder((4, 16)))
+    runner, _ = make_runner(model, batches(1, 4), mixed)
+
+    assert [(timing.walk, timing.rung) for timing in runner.warm_up()] == [
+        ("mixed", 16),
+        ("decode", 4),
+        ("mixed", 4),
+        ("decode", 1),
+    ]
+    runner.run("mixed", [row(3)])
+
+    assert runner.stats["mixed"].by_rung[4].num_steps == 1
+    assert runner.stats["decode"].by_rung[4].num_steps == 0
+    assert runner.num_prepared_rungs == {"decode": 2, "mixed": 2}
+
+
+def test_a_step_above_its_walks_top_rung_runs_as_within_it(model: LoadedModel) -> None:
+    """Also where another walk has buffers that would hold it."""
+    expected = make_runner(model, prompts(16))[0].run("prefill_text", [row(10)]).clone()
+    runner, _ = make_runner(model, batches(1), ResolvedWalk("decode", "mixed", None, Ladder((4,))), prompts(32))
+
+    assert torch.equal(runner.run("mixed", [row(10)]), expected)
+    assert counts(runner.stats["mixed"].over_top) == (1, 10, 0)
 
 
 def test_step_above_the_top_rung_runs_unpadded_and_is_logged_ever_less_often(model: LoadedModel) -> None:
@@ -122,7 +177,7 @@ def test_step_above_the_top_rung_runs_unpadded_and_is_logged_ever_less_often(mod
 
     assert torch.equal(logits, expected)
     stats = runner.stats["prefill_text"]
-    assert (stats.num_steps, stats.num_tokens, stats.num_padding_tokens, stats.num_unpadded_steps) == (9, 360, 0, 9)
+    assert counts(stats.over_top) == counts(stats.total) == (9, 360, 0)
     warnings = [entry for entry in logs if entry["log_level"] == "warning"]
     assert [entry["times"] for entry in warnings] == [1, 2, 4, 8]
     assert warnings[0]["num_tokens"] == 40
@@ -168,6 +223,31 @@ def test_warm_up_of_a_rung_longer_than_the_context(tmp_path: Path) -> None:
     assert pool.tensor[1:].abs().sum() == 0
 
 
+def test_warm_up_runs_no_more_than_the_largest_tiles_take(model: LoadedModel) -> None:
+    runner, _ = make_runner(model, prompts(64, 512, 1024, budget=2048))
+
+    assert [timing.num_tokens for timing in runner.warm_up()] == [128, 128, 64]
+
+
+@pytest.mark.parametrize("budget", [1, 2])
+def test_no_more_is_dispatched_than_the_budget_though_more_rows_may_run(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    dispatched, compute = [], StepComputer.compute
+
+    def recording_compute(self: StepComputer, buffers: StepBuffers, rows: Sequence[StepRow]) -> torch.Tensor:
+        dispatched.append(sum(len(row.token_ids) for row in rows))
+        return compute(self, buffers, rows)
+
+    monkeypatch.setattr(StepComputer, "compute", recording_compute)
+    runner, _ = make_runner(model, prompts(4, budget=budget), max_num_rows=4)
+
+    list(runner.warm_up())
+    runner.run("prefill_text", [row(1, index + 1) for index in range(budget)])
+
+    assert dispatched == [budget, budget]
+
+
 def test_padding_that_is_computed_changes_nothing(model: LoadedModel) -> None:
     plain, plain_pool = make_runner(model, prompts(32, 64))
     padded, padded_pool = make_runner(model, prompts(32, 64), compute_padding=True)
@@ -181,7 +261,7 @@ def test_padding_that_is_computed_changes_nothing(model: LoadedModel) -> None:
     # The 21 tokens of padding were run: they wrote to the scratch block.
     assert plain_pool.tensor[0].abs().sum() == 0
     assert padded_pool.tensor[0].abs().sum() > 0
-    assert padded.stats["prefill_text"].num_padding_tokens == 21
+    assert padded.stats["prefill_text"].total.num_padding_tokens == 21
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,16 @@ import pytest
 import torch
 
 from shared.engine.ops import AttentionSpec, PackedStep
-from shared.engine.tiling import LONG_TILE_LEN, SHORT_TILE_LEN, TileLens, group_len, plan_tiles
+from shared.engine.tiling import (
+    LONG_TILE_LEN,
+    MOST_POSITIONS_A_BATCH,
+    MOST_TILES_A_BATCH,
+    SHORT_TILE_LEN,
+    TileLens,
+    group_len,
+    most_positions,
+    plan_tiles,
+)
 
 BOTH = TileLens(LONG_TILE_LEN)
 NUM_LAYERS, NUM_KV_HEADS, NUM_HEADS, HEAD_DIM = 3, 2, 4, 8
@@ -100,10 +109,10 @@ def test_every_token_has_one_place_that_holds_its_query(spans: list[tuple[int, i
     output_index = tiling.output_index.view(step.num_tokens, NUM_HEADS)
     heads = torch.arange(step.num_tokens)[:, None] * 8 + torch.arange(NUM_HEADS)
     assert torch.equal(queries[output_index], heads)
-    assert len(queries) <= lens.most_positions(step.num_tokens) * NUM_HEADS
+    assert len(queries) <= most_positions(step.num_tokens) * NUM_HEADS
     for batch in tiling.batches:
-        assert len(batch.query_index) <= lens.most_positions_a_batch * NUM_HEADS
-        assert batch.groups[0].num_tiles <= lens.most_tiles_a_batch
+        assert len(batch.query_index) <= MOST_POSITIONS_A_BATCH * NUM_HEADS
+        assert batch.groups[0].num_tiles <= MOST_TILES_A_BATCH
 
 
 def test_tiles_with_more_groups_come_first() -> None:

@@ -55,18 +55,37 @@ def test_time_to_first_token_in_buckets() -> None:
 
 def test_steps_are_read_when_they_are_asked_for() -> None:
     metrics = ServiceMetrics("decode")
-    stats = {"mixed": WalkStats(), "decode": WalkStats()}
+    stats = {"mixed": WalkStats.of_rungs([32, 64]), "decode": WalkStats()}
     metrics.watch_steps(lambda: stats)
-    assert 'baton_decode_steps_total{walk="mixed"} 0.0' in samples(metrics)
-    stats["mixed"] = stats["mixed"].with_step(30, 32, 0.25).with_step(40, None, 0.5)
     assert samples(metrics) >= {
-        'baton_decode_steps_total{walk="mixed"} 2.0',
-        'baton_decode_step_tokens_total{walk="mixed"} 70.0',
-        'baton_decode_step_padding_tokens_total{walk="mixed"} 2.0',
-        'baton_decode_steps_over_top_rung_total{walk="mixed"} 1.0',
-        'baton_decode_step_seconds_total{walk="mixed"} 0.75',
-        'baton_decode_steps_total{walk="decode"} 0.0',
+        'baton_decode_steps_total{walk="mixed"} 0.0',
+        'baton_decode_rung_steps_total{rung="64",walk="mixed"} 0.0',
+        'baton_decode_rung_steps_total{rung="none",walk="mixed"} 0.0',
     }
+    stats["mixed"] = stats["mixed"].with_step(30, 32, 0.25).with_step(100, None, 0.5).with_step(32, 32, 0.125)
+    assert samples(metrics) >= {
+        'baton_decode_steps_total{walk="mixed"} 3.0',
+        'baton_decode_step_tokens_total{walk="mixed"} 162.0',
+        'baton_decode_step_padding_tokens_total{walk="mixed"} 2.0',
+        'baton_decode_step_seconds_total{walk="mixed"} 0.875',
+        'baton_decode_steps_over_top_rung_total{walk="mixed"} 1.0',
+        'baton_decode_steps_total{walk="decode"} 0.0',
+        'baton_decode_rung_steps_total{rung="32",walk="mixed"} 2.0',
+        'baton_decode_rung_tokens_total{rung="32",walk="mixed"} 62.0',
+        'baton_decode_rung_padding_tokens_total{rung="32",walk="mixed"} 2.0',
+        'baton_decode_rung_seconds_total{rung="32",walk="mixed"} 0.375',
+        'baton_decode_rung_steps_total{rung="64",walk="mixed"} 0.0',
+        'baton_decode_rung_steps_total{rung="none",walk="mixed"} 1.0',
+        'baton_decode_rung_tokens_total{rung="none",walk="mixed"} 100.0',
+    }
+
+
+def test_gauges_by_walk_are_there_for_walks_that_have_the_value() -> None:
+    metrics = ServiceMetrics("decode")
+    budgets: dict[str, float] = {"mixed": 512}
+    metrics.watch_walk_gauge("step_budget_tokens", "Most tokens in a step.", lambda: budgets)
+    assert 'baton_decode_step_budget_tokens{walk="mixed"} 512.0' in samples(metrics)
+    assert not any('walk="decode"' in line for line in samples(metrics))
 
 
 def test_gauges_are_read_when_they_are_asked_for() -> None:
