@@ -1,6 +1,7 @@
 """Each bad request is refused with its reason and numbers, never reaches prefill, and disturbs nobody."""
 
 import math
+import struct
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ import pytest
 import pytest_asyncio
 
 from baton.v1 import generation_pb2 as pb
-from baton_client import AlreadyExists, BatonClientError, Delta, InvalidArgument, Started
+from baton_client import AlreadyExists, BatonClientError, Delta, Embeddings, InvalidArgument, Started
 from tests.services import Split, running_split, serving_config
 
 NAN = math.nan
+VECTOR = struct.pack("<64f", *[1.0] * 64)
+WITH_NAN = VECTOR + struct.pack("<64f", *[1.0] * 63, NAN)
+NOT_EVEN_A_SIZE = {"data_bytes": "255", "needed_bytes": "256", "num_tokens": "1", "hidden_size": "64"}
 
 # options of a request → reason, metadata that must be there
 REFUSED: list[tuple[dict[str, Any], str, dict[str, str]]] = [
@@ -21,6 +25,12 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, str]]] = [
     ({"prompt": []}, "PROMPT_EMPTY", {"prompt_tokens": "0"}),
     ({"prompt": [1] * 1024}, "PROMPT_TOO_LONG", {"prompt_tokens": "1024", "max_model_len": "1024"}),
     ({"prompt": "x" * 12289}, "PROMPT_TOO_LONG", {"characters": "12289", "max_characters": "12288"}),
+    ({"prompt": Embeddings(b"", 0)}, "PROMPT_EMPTY", {"prompt_tokens": "0"}),
+    ({"prompt": Embeddings(b"", 1024)}, "PROMPT_TOO_LONG", {"prompt_tokens": "1024", "max_model_len": "1024"}),
+    ({"prompt": Embeddings(VECTOR, 1, "float64")}, "EMBEDDINGS_INVALID", {"value": "float64"}),
+    ({"prompt": Embeddings(VECTOR[1:], 1)}, "EMBEDDINGS_INVALID", NOT_EVEN_A_SIZE),
+    ({"prompt": Embeddings(VECTOR, 1, "bfloat16")}, "EMBEDDINGS_INVALID", {"needed_bytes": "128"}),
+    ({"prompt": Embeddings(WITH_NAN, 2)}, "EMBEDDINGS_INVALID", {"position": "1", "index": "63", "value": "nan"}),
     ({"prompt": [1, 272]}, "TOKEN_ID_OUT_OF_RANGE", {"token_id": "272", "position": "1", "vocab_size": "272"}),
     ({"temperature": -0.5}, "SAMPLING_INVALID", {"field": "sampling.temperature", "value": "-0.5"}),
     ({"temperature": NAN}, "SAMPLING_INVALID", {"field": "sampling.temperature", "value": "nan"}),
@@ -37,6 +47,7 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, str]]] = [
     ({"stop_token_ids": [272]}, "TOKEN_ID_OUT_OF_RANGE", {"value": "272"}),
     ({"model": "gpt-9"}, "MODEL_UNKNOWN", {"model": "gpt-9"}),
     ({"request_id": "x" * 129}, "REQUEST_ID_INVALID", {"length": "129"}),
+    ({"cache_salt": "x" * 1025}, "MALFORMED_MESSAGE", {"field": "cache_salt", "length": "1025"}),
 ]
 
 UNIMPLEMENTED: list[tuple[dict[str, Any], str]] = [
