@@ -1,8 +1,9 @@
 # ruff: noqa: N802 (the methods' names are gRPC's)
 """A small generation service whose answers can be computed by hand.
 
-A text's token ids are 1, 2, … one for each word; completion token k (from 1) is the prompt's last id + k, and its text
-is that number and a space. So "a b c" with max_tokens 2 gives the tokens 4, 5 and the text "4 5 ".
+A text's token ids are 1, 2, … one for each word, and vectors' one for each of them; completion token k (from 1) is the
+prompt's last id + k, and its text is that number and a space. So "a b c" with max_tokens 2 gives the tokens 4, 5 and
+the text "4 5 ".
 """
 
 import asyncio
@@ -164,6 +165,8 @@ async def _abort(context: Context, failure: Failure) -> None:
 def _prompt_tokens(request: pb.GenerateRequest | pb.StreamGenerateRequest | pb.TokenizeRequest) -> list[int]:
     if not isinstance(request, pb.TokenizeRequest) and request.WhichOneof("prompt") == "token_ids":
         return list(request.token_ids.ids)
+    if not isinstance(request, pb.TokenizeRequest) and request.WhichOneof("prompt") == "embeddings":
+        return list(range(1, 1 + request.embeddings.num_tokens))
     texts = [message.content for message in request.chat.messages] or [request.text]
     return list(range(1, 1 + sum(len(text.split()) for text in texts)))
 

@@ -15,6 +15,7 @@ from baton_client import (
     ChatMessage,
     DeadlineExceeded,
     Delta,
+    Embeddings,
     FailedPrecondition,
     Finished,
     FinishReason,
@@ -59,11 +60,21 @@ def test_generate_gives_the_whole_completion(client: BatonClient) -> None:
     assert result.usage.prompt_tokens == 2
 
 
+def test_vectors_are_sent_as_they_are(client: BatonClient, server: ServerThread) -> None:
+    vectors = Embeddings(b"0123456789ab", num_tokens=3, dtype="bfloat16")
+    assert client.generate(vectors, max_tokens=2).text == "4 5 "
+    assert [event.text for event in client.stream(vectors, max_tokens=1) if isinstance(event, Delta)] == ["4 "]
+    for request in server.servicer.requests:
+        assert isinstance(request, pb.GenerateRequest | pb.StreamGenerateRequest)
+        assert request.embeddings == pb.Embeddings(data=b"0123456789ab", num_tokens=3, dtype="bfloat16")
+
+
 def test_tokenize_detokenize_and_get_model(client: BatonClient) -> None:
     assert client.tokenize("a b") == [1, 2]
     assert client.tokenize([ChatMessage("system", "be kind"), ChatMessage("user", "hi")]) == [1, 2, 3]
     assert client.detokenize([7, 8]) == "7 8 "
     assert client.get_model().max_model_len == 128
+    assert client.get_model().hidden_size == 64
     assert client.get_model().eos_token_ids == (0,)
 
 

@@ -232,7 +232,12 @@ async def test_vectors_go_to_the_step_loop_and_a_second_prompt_of_them_reuses_al
     made.retire("a", num_computed_tokens=9)
     events = await caller.end()
     assert [event.token_ids for event in events if isinstance(event, Delta)] == [(letter,) for letter in b"wxyz"]
-    assert made.counts == BlockCounts(free=6, cached=2, in_use=0), "the second block is of two vectors and two tokens"
+    assert made.counts == BlockCounts(free=6, cached=2, in_use=0)
+    of_both = made.ledger.prompt_hashes([*[0] * 6, *b"wxy"], "", vectors)
+    found = made.ledger.reserve_hashed(of_both, prompt_len=9, total_len=9)
+    assert found is not None
+    assert found.num_cached_tokens == 8, "the second block is of two vectors and two generated tokens"
+    made.ledger.release(found)
     assert await cached(made, embeddings_request("b", vectors)) == 4
     assert await cached(made, embeddings_request("c", vectors_of(1, 2, 3, 0, 5, 6))) == 0
     assert await cached(made, generation_request("d", (0,) * 6)) == 0
