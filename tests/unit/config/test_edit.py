@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[3]
 KEY = ("prefill_token_buckets", "prefill", "prefill_text")
 RUNGS = [8, 24, 2048]
 
-# name: (before, after)
 EDITS = {
     "flow list": (
         "prefill_token_buckets:\n  prefill:\n    prefill_text: [32,  64]   # doubles\n    # end\nmodel:   a\n",
@@ -23,8 +22,8 @@ EDITS = {
         "prefill_token_buckets:\n  prefill:\n    prefill_text:\n      [8, 24, 2048]\n",
     ),
     "flow list of many lines": (
-        "prefill_token_buckets:\n  prefill:\n    prefill_text: [  # ours\n      32,  # small\n      64,\n    ]  # end\n",
-        "prefill_token_buckets:\n  prefill:\n    # ours\n    # small\n    prefill_text: [8, 24, 2048]  # end\n",
+        "prefill_token_buckets:\n  prefill:\n    prefill_text: [  # ours\n      32,  # small\n      64,\n    ] # end\n",
+        "prefill_token_buckets:\n  prefill:\n    # ours\n    # small\n    prefill_text: [8, 24, 2048] # end\n",
     ),
     "block list": (
         "prefill_token_buckets:\n  prefill:\n    prefill_text:\n    - 32\n    - 64\n\n# next\nmodel: a\n",
@@ -32,8 +31,8 @@ EDITS = {
     ),
     "block list with comments": (
         (
-            "prefill_token_buckets:\n  prefill:\n    # above\n    prefill_text:  # ours\n      # first\n      - 32  # small\n"
-            "      - 64  # top\n    # below\n"
+            "prefill_token_buckets:\n  prefill:\n    # above\n    prefill_text:  # ours\n      # first\n"
+            "      - 32  # small\n      - 64  # top\n    # below\n"
         ),
         (
             "prefill_token_buckets:\n  prefill:\n    # above\n    # ours\n    # first\n    # small\n"
@@ -92,8 +91,8 @@ EDITS = {
     "everything in braces": (
         '{"model": "a",\n "kv": {"block_size": 32},\n}\n',
         (
-            '{"model": "a",\n "kv": {"block_size": 32}, prefill_token_buckets: {prefill: {prefill_text: [8, 24, 2048]}},\n'
-            "}\n"
+            '{"model": "a",\n "kv": {"block_size": 32}, '
+            "prefill_token_buckets: {prefill: {prefill_text: [8, 24, 2048]}},\n}\n"
         ),
     ),
     "line ends of Windows": (

@@ -6,7 +6,10 @@ import pytest
 
 from shared.config.load import load_serving
 from shared.errors import ConfigError
-from tests.unit.config.malformed import MALFORMED, TOP_LEVEL_KEYS
+from tests.unit.config.malformed_ladders import LADDERS
+from tests.unit.config.malformed_settings import SETTINGS, TOP_LEVEL_KEYS
+
+MALFORMED = {**SETTINGS, **LADDERS}
 
 
 @pytest.mark.parametrize("name", MALFORMED)
@@ -49,7 +52,7 @@ def test_a_long_value_is_shortened(tmp_path: Path) -> None:
     assert f'found "{"x" * 56}...; needs' in refused.value.message
 
 
-OLD_SPELLING = "found the old spelling; needs `prefill_token_buckets` at the top level (node → walk → rungs), for every model family"
+OLD_SPELLING = MALFORMED["old spelling"][2]
 
 
 @pytest.mark.parametrize(
