@@ -216,3 +216,13 @@ async def test_leaving_while_vectors_are_hashed_leaves_nothing() -> None:
         assert asking.cancelled()
         assert made.numbers == (0, 0)
         assert made.ledger.counts() == ALL_FREE
+
+
+async def test_a_full_queue_refuses_vectors_before_they_are_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with desk(max_num_seqs=1, max_queue_len=1) as made:
+        await made.ask("a")
+        await made.ask("b")
+        monkeypatch.setattr(made.ledger, "prompt_hashes", None)
+        with pytest.raises(QueueFullError):
+            await made.admission.reserve(embeddings_request("c", vectors_of(1, 2, 3), max_tokens=1))
+        assert made.numbers == (1, 1)
