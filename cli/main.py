@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cli.exit_codes import EXIT_INTERRUPTED
+from cli.ladder import ladder
 from cli.start import interrupts_exit, quiet_grpc
 
 with interrupts_exit():
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(models, name="model")
+app.add_typer(ladder, name="ladder")
 
 
 def main() -> None:
