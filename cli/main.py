@@ -170,6 +170,37 @@ def up(
     raise typer.Exit(run(prefill, decode, files, ready_timeout))
 
 
+@app.command()
+def batch(
+    source: Annotated[str, typer.Argument(metavar="IN.JSONL", help="A request a line; '-' reads standard input.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT.JSONL", help="An answer a line, in the same order.")],
+    serving: Annotated[
+        Path | None, typer.Option(help="Model, budgets and ladders.", show_default="configs/serving.yaml")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="num_kv_blocks, threads and default_max_tokens.", show_default="configs/decode.yaml"),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Drop the answers that OUT has.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+) -> None:
+    """Answer a file of requests in this process, without services.
+
+    A line is a GenerateRequest of the wire contract as JSON, such as {"request_id": "a", "text": "Once upon",
+    "stopping": {"max_tokens": 8}}; token_ids and chat may be plain lists, embeddings a list of vectors.
+
+    A bad line gets an error for an answer and is reported; the others go on. An interrupted run goes on where it was
+    when the same command is given again.
+    """
+    with interrupts_exit():
+        from cli.batch import BatchJob, run
+        from cli.layout import ConfigFiles
+
+    default = ConfigFiles()
+    job = BatchJob(source, output, serving or default.serving, config or default.decode, overwrite, quiet)
+    raise typer.Exit(run(job))
+
+
 @models.command("import")
 def import_model(
     name_or_gguf: Annotated[str, typer.Argument(help="Name of a built-in model, or a GGUF file.")],

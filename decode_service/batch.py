@@ -10,7 +10,7 @@ The life of a request here:
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -143,10 +143,14 @@ class Batch:
         engine: prepared for `offline_load`.
         resolved: what it was prepared from.
         keep_logits: whether results hold their prompts' final logits.
+        on_step: called after each step.
     """
 
-    def __init__(self, engine: Engine, resolved: ResolvedServing, *, keep_logits: bool) -> None:
+    def __init__(
+        self, engine: Engine, resolved: ResolvedServing, *, keep_logits: bool, on_step: Callable[[], None] | None
+    ) -> None:
         self._engine = engine
+        self._on_step = on_step
         self._max_num_seqs = resolved.max_num_seqs("decode")
         prefill = token_walk(resolved, resolved.offline_walk("prefill", "prefill_text"))
         walks = WalkChoice(prefill, decode="decode")
@@ -160,7 +164,10 @@ class Batch:
             yield from self._admit_from(intake)
             if self._stepper.is_idle:
                 return
-            for event in self._stepper.step():
+            events = self._stepper.step()
+            if self._on_step is not None:
+                self._on_step()
+            for event in events:
                 yield from self._take(event)
 
     def close(self) -> None:
@@ -183,7 +190,9 @@ class Batch:
 
     def _admit(self, pending: _Pending) -> bool:
         request, ledger = pending.request, self._engine.ledger
-        reservation = ledger.reserve(request.prompt_token_ids, request.max_total_len, request.cache_salt)
+        reservation = ledger.reserve(
+            request.prompt_token_ids, request.max_total_len, request.cache_salt, request.input_embeddings
+        )
         if reservation is None:
             return False
         # An id of its own, as the requests' own may be equal.
@@ -209,6 +218,7 @@ class Batch:
                 eos_token_ids=tuple(self._engine.tokenizer.eos_token_ids),
                 max_total_len=request.max_total_len,
                 priority=request.priority,
+                input_embeddings=request.input_embeddings,
             )
         )
         return True
@@ -235,7 +245,8 @@ class Batch:
         live = self._live.pop(retired.request_id)
         request, ledger = live.pending.request, self._engine.ledger
         if retired.error is None:
-            ledger.share(live.reservation, live.token_ids[: retired.num_computed_tokens], request.cache_salt)
+            computed = live.token_ids[: retired.num_computed_tokens]
+            ledger.share(live.reservation, computed, request.cache_salt, request.input_embeddings)
         ledger.release(live.reservation)
         if retired.error is not None:
             error = UnavailableError(f"a step failed: {retired.error}", Reason.ENGINE_FAILED)

@@ -1,6 +1,6 @@
 """Batches without services: an engine in this process, and requests that are there from the start."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -70,12 +70,29 @@ class OfflineEngine:
     ) -> None:
         self.close()
 
-    def run(self, requests: Iterable[GenerationRequest], *, keep_logits: bool = False) -> Iterator[Outcome]:
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        """Tokens computed so far: of prompts, and of completions, whose last token needs no computing."""
+        stats = self.engine.runner.stats
+        return stats["prefill_text"].total.num_tokens, stats["decode"].total.num_tokens
+
+    def run(
+        self,
+        requests: Iterable[GenerationRequest],
+        *,
+        keep_logits: bool = False,
+        on_step: Callable[[], None] | None = None,
+    ) -> Iterator[Outcome]:
         """Completes requests, taken from the iterator as there is room; yields each as it is done, in that order.
 
         Leaving the iterator early frees what its requests hold. Requests may have equal ids.
+
+        Args:
+            requests: validated.
+            keep_logits: whether results hold their prompts' final logits.
+            on_step: called after each step.
         """
-        batch = Batch(self.engine, self.resolved, keep_logits=keep_logits)
+        batch = Batch(self.engine, self.resolved, keep_logits=keep_logits, on_step=on_step)
         try:
             yield from batch.run(requests)
         finally:

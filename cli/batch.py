@@ -1,0 +1,174 @@
+"""`baton batch`: a file of requests to a file of answers, in this process."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+from rich.text import Text
+
+from cli.batch_input import InputLine, LineRequest, parse_request, read_lines, request_id_of
+from cli.batch_output import BatchOutput, Source
+from cli.batch_tally import BatchBar, Tally
+from cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
+from cli.failures import plain_failures, print_error
+from decode_service.offline import OfflineEngine, OfflineFailure, OfflineResult
+from decode_service.request import GenerationRequest
+from decode_service.translate import completion_to_proto
+from shared.config.load import load_decode, load_serving
+from shared.config.services import DecodeServiceConfig
+from shared.config.serving import ServingConfig
+from shared.engine.models.registry import model_fingerprint, resolve_model
+from shared.errors import BatonError, ConfigError
+from shared.telemetry.logs import configure_logging
+
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """What `baton batch` was asked for."""
+
+    source: str
+    output: Path
+    serving: Path
+    decode_config: Path
+    overwrite: bool
+    quiet: bool
+
+
+def run(job: BatchJob) -> int:
+    """Runs the batch; returns the exit code: 0 all lines answered, 1 some failed, 130 interrupted."""
+    console = Console(stderr=True, highlight=False)
+    try:
+        with plain_failures():
+            return _run(job, console)
+    except OSError as error:  # a full disk, or an input that ends in the middle
+        print_error(str(error))
+        return EXIT_FAILED
+
+
+def _run(job: BatchJob, console: Console) -> int:
+    with ExitStack() as stack:
+        serving, config = load_serving(job.serving), load_decode(job.decode_config)
+        configure_logging("batch", "warning", "console")
+        stream = stack.enter_context(_open_input(job))
+        output = stack.enter_context(BatchOutput(job.output, _source_of(serving, config), overwrite=job.overwrite))
+        lines = read_lines(stream)
+        tally = Tally(console, *output.skip_done(lines))
+        if (first := next(lines, None)) is None:
+            _say(console, f"{job.output}: {tally.summary()}; nothing is left to do")
+            return tally.exit_code
+        bar = stack.enter_context(BatchBar(console, _num_lines(job.source), tally, hidden=job.quiet))
+        try:
+            engine = stack.enter_context(_open_engine(serving, config))
+            tally.begin()
+            for _ in Answering(engine, output, tally).run(chain([first], lines), lambda: bar.show(engine)):
+                bar.show(engine)
+        except KeyboardInterrupt:
+            bar.close()
+            _say(console, f"interrupted: {job.output}: {tally.summary()}; the same command goes on from there")
+            return EXIT_INTERRUPTED
+        bar.close()
+        _say(console, f"{job.output}: {tally.summary()}")
+        return tally.exit_code
+
+
+class Answering:
+    """Lines in, records out.
+
+    Args:
+        engine: what answers.
+        output: where to.
+        tally: what is told of each line that is done.
+    """
+
+    def __init__(self, engine: OfflineEngine, output: BatchOutput, tally: Tally) -> None:
+        self._engine = engine
+        self._output = output
+        self._tally = tally
+        self._running: dict[int, tuple[int, LineRequest]] = {}
+        """By place among the requests: place among the lines, and the line's request."""
+
+    def run(self, lines: Iterator[InputLine], on_step: Callable[[], None]) -> Iterator[None]:
+        """Answers lines; yields after each request that is done."""
+        for outcome in self._engine.run(self._requests(lines), on_step=on_step):
+            place, asked = self._running.pop(outcome.index)
+            if isinstance(outcome, OfflineFailure):
+                self._fail(place, asked.line, outcome.error)
+            else:
+                answer = _response(outcome, asked.wants_token_ids)
+                self._output.put(place, asked.line, outcome.request.request_id, {"response": answer})
+                self._tally.note_result(outcome)
+            yield
+
+    def _requests(self, lines: Iterator[InputLine]) -> Iterator[GenerationRequest]:
+        """The requests of the lines that are right; the others are answered with their error at once."""
+        num_requests = 0
+        for place, line in enumerate(lines):
+            try:
+                asked = parse_request(line, self._engine.model)
+            except BatonError as error:
+                self._fail(place, line, error)
+                continue
+            self._running[num_requests] = (place, asked)
+            num_requests += 1
+            yield asked.request
+
+    def _fail(self, place: int, line: InputLine, error: BatonError) -> None:
+        answer = {"reason": str(error.reason), "message": error.message, "metadata": error.metadata}
+        self._output.put(place, line, request_id_of(line), {"error": answer})
+        self._tally.note_failure(line, error)
+
+
+def _response(result: OfflineResult, wants_token_ids: bool) -> dict[str, Any]:
+    message = completion_to_proto(
+        result.request.request_id, list(result.deltas), result.finish, result.usage, wants_token_ids
+    )
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def _open_input(job: BatchJob) -> BinaryIO:
+    if job.source == STANDARD_INPUT:
+        return sys.stdin.buffer
+    path = Path(job.source)
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    if job.output.exists() and path.samefile(job.output):
+        stream.close()
+        raise ConfigError(f"{path}: is both input and output")
+    return stream
+
+
+def _source_of(serving: ServingConfig, config: DecodeServiceConfig) -> Source:
+    fingerprint = model_fingerprint(resolve_model(serving.model))
+    return Source(fingerprint, serving.dtype, serving.max_model_len, config.default_max_tokens)
+
+
+def _open_engine(serving: ServingConfig, config: DecodeServiceConfig) -> OfflineEngine:
+    return OfflineEngine.open(
+        serving,
+        num_kv_blocks=config.num_kv_blocks,
+        threads=config.threads,
+        default_max_tokens=config.default_max_tokens,
+    )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(Text(text), soft_wrap=True)
+
+
+def _num_lines(source: str) -> int | None:
+    """Lines of a file that are not blank; None where the input can be read only once."""
+    path = Path(source)
+    if source == STANDARD_INPUT or not path.is_file():
+        return None
+    with path.open("rb") as stream:
+        return sum(1 for _ in read_lines(stream))
