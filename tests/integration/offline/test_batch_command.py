@@ -112,7 +112,15 @@ def test_a_line_alone_is_answered_as_among_others(
 
 def test_a_bad_line_does_not_stop_the_rest(tmp_path: Path, serving: Path) -> None:
     good = requests(3)
-    lines = [good[0], "{", "", good[1], {"request_id": "x", "token_ids": [999]}, {"token_ids": [1] * 2000}, good[2]]
+    lines: list[dict[str, Any] | str] = [
+        good[0],
+        "{",
+        "",
+        good[1],
+        {"request_id": "x", "token_ids": [999]},
+        {"token_ids": [1] * 2000},
+        good[2],
+    ]
     big = {"request_id": "big", "token_ids": [1] * 900, "stopping": {"max_tokens": 100}}
     source = write_lines(tmp_path / "in.jsonl", [*lines, big])
     config = tmp_path / "decode.yaml"
