@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
+from baton.v1 import generation_pb2
 from decode_service.batch import Batch, OfflineFailure, OfflineResult, Outcome
 from decode_service.request import GenerationRequest
 from decode_service.served_model import describe_model
-from decode_service.translate import ServedModel
+from decode_service.translate import ServedModel, request_from_proto
 from shared.config.resolve import ResolvedServing, resolve
 from shared.config.serving import ServingConfig
 from shared.worker.engine import Engine, EngineLoad, build_engine, num_threads
@@ -69,6 +70,15 @@ class OfflineEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def request(self, message: generation_pb2.GenerateRequest) -> GenerationRequest:
+        """Validates a request and tokenizes its prompt.
+
+        Raises:
+            InvalidRequestError: a field is wrong.
+            UnimplementedFieldError: a field is set whose behaviour this version does not have.
+        """
+        return request_from_proto(message, self.model)
 
     @property
     def num_tokens(self) -> tuple[int, int]:

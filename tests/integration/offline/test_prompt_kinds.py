@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from baton.v1 import generation_pb2
 from baton_client import AsyncBatonClient
 from decode_service.offline import OfflineEngine, OfflineResult, generate_batch
 from decode_service.request import GenerationRequest
@@ -79,7 +80,8 @@ async def test_the_real_model_offline_as_behind_grpc(smollm2_dir: Path) -> None:
     async with running_single(serving, num_kv_blocks=64) as client:
         streamed = [await _stream(client, text) for text in TEXTS]
     with OfflineEngine.open(serving, num_kv_blocks=64, threads=1) as engine:
-        prompts = [engine.model.tokenizer.encode(text) for text in TEXTS]
+        asked = [engine.request(generation_pb2.GenerateRequest(text=text)) for text in TEXTS]
+        prompts = [list(each.prompt_token_ids) for each in asked]
     in_one_step = results_of(serving, prompts, embed=False)
     assert sum(map(len, prompts)) <= 96
     assert [list(result.token_ids) for result in in_one_step] == streamed
