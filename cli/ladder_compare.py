@@ -101,7 +101,7 @@ def _notes_on_steps(
     request: Request, resolved: ResolvedServing, walk: ResolvedWalk, trace: Trace, budget: int
 ) -> Iterator[str]:
     if trace.num_empty_rows:
-        yield f"{trace.num_empty_rows} rows of 0 tokens are left out, as they make no step"
+        yield f"rows of 0 tokens, left out as they make no step: {trace.num_empty_rows}"
     if request.budget is None and walk.step_budget is None:
         yield f"the budget is null (prompts are not chunked), so {budget}, the longest prompt, is taken for it"
     if request.budget is not None and request.budget != walk.step_budget:

@@ -8,6 +8,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
+from shared.ladder.trace import source_name
+
 _PATIENCE_S = 1.0
 
 
@@ -21,7 +23,7 @@ class ReadingBar:
         columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=self._console, transient=True)
         total = path.stat().st_size if path.is_file() else None
-        self._bar = self._progress.add_task(path.name, total=total)
+        self._bar = self._progress.add_task(source_name(Path(path.name)), total=total)
         self._clock = clock
         self._is_shown = False
         self._show_at = clock() + _PATIENCE_S

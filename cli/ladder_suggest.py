@@ -20,7 +20,7 @@ from shared.config.resolve import ResolvedServing, resolve
 from shared.config.write import overriding_variables, write_rungs
 from shared.ladder import Ladder
 from shared.ladder.suggest import LadderCost
-from shared.ladder.trace import Trace, read_trace
+from shared.ladder.trace import Trace, read_trace, source_name
 
 __all__ = ["Request", "run"]
 
@@ -103,7 +103,8 @@ def _print(answer: Answer) -> None:
 def _lines(answer: Answer) -> Iterator[str]:
     comparison, trace = answer.comparison, answer.trace
     column = "" if trace.column is None else f", column {trace.column}"
-    yield f"{answer.request.trace}{column}: {trace.num_prompts} prompts, {comparison.steps.num_tokens} tokens"
+    source = source_name(answer.request.trace)
+    yield f"{source}{column}: {trace.num_prompts} prompts, {comparison.steps.num_tokens} tokens"
     yield f"cut at {comparison.budget}: {comparison.steps.num_steps} steps"
     yield ""
     yield from columns(
@@ -139,7 +140,8 @@ def _draw(answer: Answer, plot: Path) -> None:
     from cli.ladder_plot import draw
 
     request = answer.request
-    title = f"{request.node}.{request.walk} over {request.trace.name}, steps of at most {answer.comparison.budget}"
+    source, budget = source_name(Path(request.trace.name)), answer.comparison.budget
+    title = f"{request.node}.{request.walk} over {source}, steps of at most {budget}"
     with _writing(plot):
         draw(answer.comparison, title, plot)
     typer.echo(f"plot: {plot}", err=True)
@@ -188,7 +190,7 @@ def _as_json(answer: Answer, notes: list[str], plot: Path | None, written: Path 
             name: {**_cost_json(cost), "buffer_bytes": answer.buffer_bytes.get(name)}
             for name, cost in comparison.ladders.items()
         },
-        "best_by_num_rungs": [_cost_json(cost) for cost in comparison.curve],
+        "padding_ratio_by_num_rungs": {len(cost.rungs): cost.padding_ratio for cost in comparison.curve},
         "notes": [*answer.notes, *notes],
         "plot": None if plot is None else str(plot),
         "written": None if written is None else str(written),

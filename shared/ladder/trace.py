@@ -73,18 +73,31 @@ def read_trace(path: Path, column: str | None = None, on_progress: OnProgress | 
         ConfigError: the file cannot be read, has no such column, or holds something else than lengths; the message has
             the number of the line.
     """
+    source = source_name(path)
     try:
         with ExitStack() as stack:
-            file = sys.stdin.buffer if path == STANDARD_INPUT else stack.enter_context(path.open("rb"))
-            lines = _Lines(file, on_progress)
+            lines = _Lines(_opened(path, stack), on_progress)
             is_json = path.suffix.lower() in _JSON_SUFFIXES or lines.first.lstrip().startswith(("{", "["))
             column, texts = _json_column(lines, column) if is_json else _csv_column(lines, column)
             return _counted(column, texts, lines)
     except _UnreadableError as error:
         place = f"line {error.line}: " if error.line else ""
-        raise ConfigError(f"{path}: {place}{error}", metadata={"file": path}) from None
+        raise ConfigError(f"{source}: {place}{error}", metadata={"file": source}) from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})", metadata={"file": path}) from error
+        raise ConfigError(f"{source}: cannot be read ({error.strerror})", metadata={"file": source}) from error
+
+
+def source_name(path: Path) -> str:
+    """What a trace is called in messages."""
+    return "standard input" if path == STANDARD_INPUT else str(path)
+
+
+def _opened(path: Path, stack: ExitStack) -> BinaryIO:
+    if path != STANDARD_INPUT:
+        return stack.enter_context(path.open("rb"))
+    if sys.stdin is None:
+        raise _UnreadableError("found it closed; needs a prompt length a line")
+    return sys.stdin.buffer
 
 
 class _UnreadableError(Exception):

@@ -102,7 +102,7 @@ def test_mixed_steps_hold_more_than_a_trace_shows() -> None:
 
 
 def test_rows_without_tokens_are_noted() -> None:
-    assert compared(num_empty_rows=3).notes == ("3 rows of 0 tokens are left out, as they make no step",)
+    assert compared(num_empty_rows=3).notes == ("rows of 0 tokens, left out as they make no step: 3",)
 
 
 def test_a_threshold_below_the_budget_is_noted() -> None:

@@ -77,9 +77,7 @@ def test_the_json(serving: Path, trace: Path) -> None:
     assert shown["ladders"].pop("suggested") == {**suggested, "buffer_bytes": None}
     assert shown["ladders"].pop("today") == shown["ladders"].pop("powers of two from 32")
     assert shown.pop("ladders") == {}
-    curve = shown.pop("best_by_num_rungs")
-    assert curve[1] == suggested
-    assert [len(cost["rungs"]) for cost in curve] == [1, 2, 3, 4]
+    assert shown.pop("padding_ratio_by_num_rungs") == {"1": 226 / 474, "2": 76 / 474, "3": 14 / 474, "4": 0.0}
     assert shown == {
         "serving": str(serving),
         "node": "prefill",
@@ -202,6 +200,7 @@ BAD_USAGE = {
     "no rungs": ("--rungs", "0"),
     "negative rungs": ("--rungs", "-1"),
     "half a rung": ("--rungs", "1.5"),
+    "more rungs than anyone prepares": ("--rungs", "1025"),
     "no alignment": ("--rungs", "1", "--align", "0"),
     "no budget": ("--rungs", "1", "--budget", "0"),
     "budget beyond what a config takes": ("--rungs", "1", "--budget", "2147483648"),

@@ -172,6 +172,15 @@ def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_trace(Path("-")) == Trace(None, {7: 2, 9: 1}, num_empty_rows=0)
 
 
+def test_standard_input_that_is_empty_or_closed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(ConfigError, match=r"^standard input: found an empty file; needs"):
+        read_trace(Path("-"))
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ConfigError, match=r"^standard input: found it closed; needs a prompt length a line"):
+        read_trace(Path("-"))
+
+
 def test_a_line_without_end_is_refused_before_it_fills_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.ladder.trace._MAX_LINE_BYTES", 8)
     file = tmp_path / "a.csv"
