@@ -11,7 +11,6 @@ with interrupts_exit():
 ladder = typer.Typer(help="Ladders and budgets: check them, see them resolved, fit them.", no_args_is_help=True)
 
 _LARGEST = 2**31 - 1
-_MOST_RUNGS = 1024
 _Serving = Annotated[Path | None, typer.Option(help="The config that both share.", show_default="configs/serving.yaml")]
 
 
@@ -66,7 +65,7 @@ def suggest(
     trace: Annotated[
         Path, typer.Option(help="CSV or JSON Lines of prompt lengths, one prompt a row; '-' is standard input.")
     ],
-    rungs: Annotated[int, typer.Option(min=1, max=_MOST_RUNGS, help="Most rungs of the ladder.")],
+    rungs: Annotated[int, typer.Option(min=1, help="Most rungs of the ladder.")],
     budget: Annotated[
         int | None,
         typer.Option(

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from shared.config.resolve import LOWEST_TOKEN_RUNG, ResolvedServing, ResolvedWalk
 from shared.ladder import doubling_rungs, trim
 from shared.ladder.steps import StepCounts
-from shared.ladder.suggest import LadderCost, cost_of, suggest_each
+from shared.ladder.suggest import LadderCost, cost_of, suggest, suggest_each
 from shared.ladder.trace import Trace
 
 SUGGESTED, TODAY, DOUBLING = "suggested", "today", f"powers of two from {LOWEST_TOKEN_RUNG}"
-_LEAST_CURVE_LEN = 16
+_LEAST_CURVE_LEN, _MOST_CURVE_LEN = 16, 64
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,8 @@ class Comparison:
         budget: where prompts were cut.
         steps: what they were cut into.
         ladders: name → cost; the suggested one, today's, and powers of two.
-        curve: the best ladders of 1, 2, … rungs, at least as many as are asked for, unless more save nothing.
+        curve: the best ladders of 1, 2, … rungs: as many as are asked for, but 16 at least and 64 at most; fewer where
+            more save nothing.
         notes: what a reader should know, in sentences.
     """
 
@@ -79,14 +79,14 @@ def compare(request: Request, resolved: ResolvedServing, trace: Trace) -> Compar
     walk = resolved.walk(request.node, request.walk)
     budget = request.budget or walk.step_budget or trace.longest
     steps = StepCounts.of_prompts(trace.prompts, budget)
-    curve_len = max(request.max_num_rungs, _LEAST_CURVE_LEN)
-    curve = tuple(islice(suggest_each(steps, curve_len, request.alignment), curve_len))
+    curve_len = min(max(request.max_num_rungs, _LEAST_CURVE_LEN), _MOST_CURVE_LEN)
     ladders = {
-        SUGGESTED: curve[: request.max_num_rungs][-1],
+        SUGGESTED: suggest(steps, request.max_num_rungs, request.alignment),
         TODAY: cost_of(_todays_rungs(walk, request.budget), steps),
         DOUBLING: cost_of(doubling_rungs(LOWEST_TOKEN_RUNG, budget), steps),
     }
     notes = (*_notes_on_steps(request, resolved, walk, trace, budget), *_notes_on_ladders(request, ladders))
+    curve = tuple(suggest_each(steps, curve_len, request.alignment))
     return Comparison(budget, steps, ladders, curve, notes)
 
 

@@ -13,9 +13,11 @@ found by moving along a lower envelope: O(k × n) in all.
 One more rung at a size that has none never adds padding, so the best ladder of at most k rungs has k of them, or all n.
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from shared.ladder.steps import StepCounts
 
@@ -69,19 +71,18 @@ def suggest(steps: StepCounts, max_num_rungs: int, alignment: int = 1) -> Ladder
 
     Its top rung is the first multiple that holds the budget.
     """
-    *_, best = suggest_each(steps, max_num_rungs, alignment)
-    return best
+    assert max_num_rungs >= 1
+    sizes, held = _sizes(steps, alignment)
+    if max_num_rungs >= len(sizes) - 1:
+        return cost_of(sizes[1:], steps)
+    return cost_of(_trace_back(sizes, list(islice(_choices(sizes, held), max_num_rungs))), steps)
 
 
 def suggest_each(steps: StepCounts, max_num_rungs: int, alignment: int = 1) -> Iterator[LadderCost]:
     """The best ladders of 1, 2, … rungs, as `suggest` gives them; ends early where more rungs save nothing."""
-    assert max_num_rungs >= 1
-    assert alignment >= 1
     sizes, held = _sizes(steps, alignment)
-    best: list[int | None] = [0] + [None] * (len(sizes) - 1)
-    choices: list[list[int]] = []
-    for _ in range(min(max_num_rungs, len(sizes) - 1)):
-        best, choice = _add_rung(best, sizes, held)
+    choices: list[Sequence[int]] = []
+    for choice in islice(_choices(sizes, held), max_num_rungs):
         choices.append(choice)
         yield cost_of(_trace_back(sizes, choices), steps)
 
@@ -101,12 +102,20 @@ def _rounded_up(length: int, alignment: int) -> int:
     return -(-length // alignment) * alignment
 
 
+def _choices(sizes: Sequence[int], held: Sequence[int]) -> Iterator[Sequence[int]]:
+    """For 1, 2, … rungs: for each highest rung, the place of the one below it."""
+    best: list[int | None] = [0] + [None] * (len(sizes) - 1)
+    for _ in sizes[1:]:
+        best, choice = _add_rung(best, sizes, held)
+        yield choice
+
+
 def _add_rung(
     best: Sequence[int | None], sizes: Sequence[int], held: Sequence[int]
-) -> tuple[list[int | None], list[int]]:
-    """One more rung: the least tokens for each highest size (None where there are too few), and the size below it."""
+) -> tuple[list[int | None], Sequence[int]]:
+    """One more rung: the least tokens for each highest rung (None: too few sizes), and the place of the one below."""
     more: list[int | None] = [None] * len(sizes)
-    choice = [0] * len(sizes)
+    choice = array("i", [0]) * len(sizes)
     envelope = _Envelope()
     for place, size in enumerate(sizes):
         if envelope.lines:

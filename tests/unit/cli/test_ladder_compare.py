@@ -50,11 +50,12 @@ def test_three_ladders_over_the_same_steps() -> None:
     assert comparison.notes == ()
 
 
-def test_the_curve_goes_on_to_sixteen_or_to_what_is_asked_for() -> None:
-    prompts = dict.fromkeys(range(1, 41), 1)
-    assert len(compared(prompts=prompts, budget=40, max_num_rungs=2).curve) == 16
-    comparison = compared(prompts=prompts, budget=40, max_num_rungs=25)
-    assert len(comparison.curve) == len(comparison.suggested.rungs) == 25
+def test_the_curve_goes_on_to_what_is_asked_for_but_not_without_end() -> None:
+    prompts = dict.fromkeys(range(1, 101), 1)
+    for max_num_rungs, curve_len in ((2, 16), (25, 25), (80, 64)):
+        comparison = compared(prompts=prompts, budget=100, max_num_rungs=max_num_rungs)
+        assert len(comparison.suggested.rungs) == max_num_rungs
+        assert [len(cost.rungs) for cost in comparison.curve] == list(range(1, curve_len + 1))
 
 
 def test_rungs_are_aligned_and_the_top_one_holds_the_budget() -> None:

@@ -1,6 +1,9 @@
 """`baton ladder suggest`: through the command, with small traces."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -200,7 +203,6 @@ BAD_USAGE = {
     "no rungs": ("--rungs", "0"),
     "negative rungs": ("--rungs", "-1"),
     "half a rung": ("--rungs", "1.5"),
-    "more rungs than anyone prepares": ("--rungs", "1025"),
     "no alignment": ("--rungs", "1", "--align", "0"),
     "no budget": ("--rungs", "1", "--budget", "0"),
     "budget beyond what a config takes": ("--rungs", "1", "--budget", "2147483648"),
@@ -258,3 +260,15 @@ def test_the_picture_library_is_imported_only_to_draw(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cli.ladder_plot", None)  # an import of it fails
     assert _run(serving, trace, "--rungs", "2").exit_code == 0
+
+
+def test_ctrl_c_while_a_trace_is_read_is_130_and_silent(serving: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    os.mkfifo(trace)
+    command = [sys.executable, "-c", "from cli.main import main; main()", "ladder", "suggest"]
+    command += ["--serving", str(serving), "--trace", str(trace), "--rungs", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with trace.open("w"):  # opens when the command does
+        process.send_signal(signal.SIGINT)
+        assert process.communicate() == (b"", b"")
+    assert process.returncode == 130

@@ -67,6 +67,12 @@ def test_each_number_of_rungs_up_to_the_most() -> None:
     ]
 
 
+def test_more_rungs_than_sizes_are_no_work() -> None:
+    steps = StepCounts.of_prompts(dict.fromkeys(range(1, 20_001), 1), budget=20_000)
+    assert suggest(steps, 10**9).rungs == tuple(range(1, 20_001))
+    assert suggest(steps, 10**9, alignment=1000).rungs == tuple(range(1000, 20_001, 1000))
+
+
 def test_frequent_lengths_count() -> None:
     """Twelve steps of 5 tokens and one of 9: a rung at 5 pads nothing of the many."""
     steps = StepCounts.of_prompts({5: 12, 9: 1, 16: 1}, budget=16)
@@ -87,6 +93,8 @@ def test_no_other_ladder_pads_less(prompts: dict[int, int], budget: int, max_num
     every_ladder = [(*rungs, top) for num_lower in range(max_num_rungs) for rungs in combinations(lower, num_lower)]
     least = min(_padding(rungs, steps) for rungs in every_ladder)
     best = suggest(steps, max_num_rungs, alignment)
+    *_, last = suggest_each(steps, max_num_rungs, alignment)
+    assert last == best
     assert best.rungs in every_ladder
     assert best.num_padding_tokens == _padding(best.rungs, steps) == least
 
