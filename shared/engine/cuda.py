@@ -16,15 +16,16 @@ class CudaRecorder:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types for it
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, work: Work) -> None:
         """As `Recorder.warm_up`."""
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             work()
-        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def record(self, work: Work) -> Work:
         """As `Recorder.record`; nothing is computed until the replay."""
