@@ -52,9 +52,12 @@ class TileGroup:
     blocks_index: torch.Tensor
     """[num_tiles * KV heads * blocks of a group]: rows of the pool as [all blocks of all layers and heads], less the
     layer's own offset"""
-    mask: torch.Tensor
-    """[tiles that end in this group, tile length, group length]: 0, or -inf where the key is later than the query; for
-    the last ones of the `num_tiles`"""
+    is_later: torch.Tensor
+    """bool [tiles that end in this group, tile length, group length]: whether the key is later than the query; for the
+    last ones of the `num_tiles`"""
+    is_stale: torch.Tensor
+    """bool [tiles that end in this group, group length]: whether the sequence has no token there, only what an earlier
+    owner of the block left, which may be no number"""
 
 
 @dataclass(frozen=True)
@@ -163,15 +166,17 @@ def _plan_batch(
     heads = np.arange(spec.num_heads).reshape(1, spec.num_kv_heads, 1, heads_per_kv)
     query_index = tokens[:, None, :, None] * heads_a_token + heads
     tables = _pool_rows(spec, tiles, block_table, kv_lens)
-    mask = _mask(tiles, tile_len, group_len(spec.block_size))
+    seen = _seen(tiles, kv_lens, tile_len, group_len(spec.block_size))
     return TileBatch(
         tile_len=tile_len,
         query_index=torch.from_numpy(query_index.reshape(-1)),
-        groups=list(_groups(spec, tiles, tables, mask)),
+        groups=list(_groups(spec, tiles, tables, *seen)),
     )
 
 
-def _groups(spec: AttentionSpec, tiles: _Tiles, tables: Ints, mask: torch.Tensor) -> Iterator[TileGroup]:
+def _groups(
+    spec: AttentionSpec, tiles: _Tiles, tables: Ints, is_later: torch.Tensor, is_stale: torch.Tensor
+) -> Iterator[TileGroup]:
     num_groups = int(tiles.num_groups[0])
     blocks_a_group = group_len(spec.block_size) // spec.block_size
     num_reaching = [int(np.count_nonzero(tiles.num_groups > group)) for group in range(num_groups + 1)]
@@ -179,7 +184,8 @@ def _groups(spec: AttentionSpec, tiles: _Tiles, tables: Ints, mask: torch.Tensor
         reaching, going_on = num_reaching[group], num_reaching[group + 1]
         blocks = tables[:reaching, None, group * blocks_a_group : (group + 1) * blocks_a_group]
         index = blocks + np.arange(spec.num_kv_heads)[:, None]
-        yield TileGroup(reaching, torch.from_numpy(index.reshape(-1)), mask[going_on:reaching])
+        ending = slice(going_on, reaching)
+        yield TileGroup(reaching, torch.from_numpy(index.reshape(-1)), is_later[ending], is_stale[ending])
 
 
 def _pool_rows(spec: AttentionSpec, tiles: _Tiles, block_table: Ints, kv_lens: Ints) -> Ints:
@@ -195,11 +201,13 @@ def _pool_rows(spec: AttentionSpec, tiles: _Tiles, block_table: Ints, kv_lens: I
     return tables[index] * (num_layers * 2 * spec.num_kv_heads)
 
 
-def _mask(tiles: _Tiles, tile_len: int, keys_a_group: int) -> torch.Tensor:
-    """[tiles, tile_len, keys_a_group] for the last group of each tile, the only one it does not see whole."""
+def _seen(tiles: _Tiles, kv_lens: Ints, tile_len: int, keys_a_group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`is_later` and `is_stale` of the last group of each tile, the only one that it does not see whole."""
     offsets = tiles.start % keys_a_group
-    is_later = np.arange(keys_a_group) > (offsets[:, None] + np.arange(tile_len))[:, :, None]
-    return torch.from_numpy(np.where(is_later, np.float32(-np.inf), np.float32(0)))
+    keys = np.arange(keys_a_group)
+    is_later = keys > (offsets[:, None] + np.arange(tile_len))[:, :, None]
+    is_stale = keys >= (kv_lens[tiles.row] - tiles.start + offsets)[:, None]
+    return torch.from_numpy(is_later), torch.from_numpy(is_stale)
 
 
 @cache

@@ -42,8 +42,12 @@ class _GroupViews:
     """[n, tile queries, group_len]"""
     masked_scores: torch.Tensor
     """[tiles that end here, KV heads, tile length, heads a KV head, group_len], a view of scores"""
-    mask: torch.Tensor
-    """[tiles that end here, 1, tile length, 1, group_len]: 0, or -inf where the key is later than the query"""
+    is_later: torch.Tensor
+    """bool [tiles that end here, 1, tile length, 1, group_len]: whether the key is later than the query"""
+    ending_values: torch.Tensor
+    """[tiles that end here, KV heads, group_len, head_dim], a view of values_by_head"""
+    is_stale: torch.Tensor
+    """bool [tiles that end here, 1, group_len, 1]: whether the sequence has no token there"""
     outputs: torch.Tensor
     """[n, tile queries, head_dim]"""
     stats: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -112,7 +116,7 @@ class TiledAttention:
         scores = group.scores
         self._gather(keys, group)
         torch.baddbmm(scores, group.queries, group.keys_by_head, beta=0, alpha=self._scale, out=scores)
-        group.masked_scores.add_(group.mask)
+        group.masked_scores.masked_fill_(group.is_later, -torch.inf)
         if is_first:
             torch.amax(scores, dim=-1, keepdim=True, out=maximum)
         else:
@@ -122,6 +126,8 @@ class TiledAttention:
             maximum.copy_(new)
         scores.sub_(maximum).exp_()
         self._gather(values, group)
+        # The weight is 0 there, but 0 times what an earlier owner of the block left may be no number.
+        group.ending_values.masked_fill_(group.is_stale, 0)
         if is_first:
             torch.sum(scores, dim=-1, keepdim=True, out=total)
             torch.bmm(scores, group.values_by_head, out=group.outputs)
@@ -157,6 +163,7 @@ class TiledAttention:
         by_head = self._widened[:num_values].view(size, self._group_len, spec.head_dim)
         scores = self._scores[: size * num_queries * self._group_len].view(size, num_queries, self._group_len)
         by_tile = scores.view(group.num_tiles, spec.num_kv_heads, tile_len, self._heads_per_kv, self._group_len)
+        first_ending = group.num_tiles - len(group.is_later)
         maximum, total, new, correction = (
             stat[: size * num_queries].view(size, num_queries, 1) for stat in self._stats
         )
@@ -167,8 +174,10 @@ class TiledAttention:
             values_by_head=by_head,
             queries=self._queries[: size * num_queries].view(size, num_queries, spec.head_dim),
             scores=scores,
-            masked_scores=by_tile[group.num_tiles - group.mask.shape[0] :],
-            mask=group.mask[:, None, :, None, :].to(device),
+            masked_scores=by_tile[first_ending:],
+            is_later=group.is_later[:, None, :, None, :].to(device),
+            ending_values=by_head.view(group.num_tiles, spec.num_kv_heads, *by_head.shape[1:])[first_ending:],
+            is_stale=group.is_stale[:, None, :, None].to(device),
             outputs=outputs[:size],
             stats=(maximum, total, new, correction),
         )

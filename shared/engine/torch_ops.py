@@ -44,7 +44,8 @@ class TorchOps:
         bias = None
         if gate_bias is not None and up_bias is not None:
             bias = torch.cat([gate_bias, up_bias]).float().neg_()
-        self._max_tile_outputs = max(self._max_tile_outputs, data.shape[0])
+        # The pair's own, and those of linears that add to the residual stream, which this pair reads.
+        self._max_tile_outputs = max(self._max_tile_outputs, *data.shape)
         return Weight(data, bias, data.shape[1], gate.shape[0])
 
     def kernels(self, spec: AttentionSpec, num_tokens: int) -> Kernels:

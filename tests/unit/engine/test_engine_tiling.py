@@ -59,10 +59,21 @@ def test_one_token_is_one_short_tile_with_its_own_keys() -> None:
     assert batch.groups[0].blocks_index.tolist() == first
     assert batch.groups[1].blocks_index.tolist() == second
     # The tile begins at 128; position 130 is its third, and sees keys 128, 129 and 130 of the second group.
-    assert batch.groups[0].mask.shape[0] == 0
-    mask = batch.groups[1].mask[0]
-    assert (mask[2] == 0).nonzero().flatten().tolist() == [0, 1, 2]
-    assert mask[2][3:].eq(-np.inf).all()
+    assert len(batch.groups[0].is_later) == len(batch.groups[0].is_stale) == 0
+    assert batch.groups[1].is_later[0, 2].logical_not().nonzero().flatten().tolist() == [0, 1, 2]
+
+
+def test_what_lies_past_a_sequence_is_stale() -> None:
+    tiling = plan_tiles(make_spec(), make_step((120, 131)), BOTH)
+
+    # The tile at 120 ends in the first group and sees none past the sequence; the one at 128 has keys 128 to 130.
+    stale = {
+        group_index: [keys.nonzero().flatten().tolist() for keys in group.is_stale]
+        for batch in tiling.batches
+        for group_index, group in enumerate(batch.groups)
+    }
+    assert stale[1] == [list(range(3, 128))]
+    assert all(keys == [] for keys in stale[0])
 
 
 def test_queries_and_outputs_of_one_token() -> None:
@@ -120,7 +131,7 @@ def test_tiles_with_more_groups_come_first() -> None:
 
     (batch,) = tiling.batches
     assert [group.num_tiles for group in batch.groups] == [3, 2, 1]
-    assert [group.mask.shape[0] for group in batch.groups] == [1, 1, 1]
+    assert [len(group.is_later) for group in batch.groups] == [1, 1, 1]
     heads_of_head_0 = batch.query_index.view(3, NUM_KV_HEADS, SHORT_TILE_LEN, 2)[:, 0, 0, 0]
     assert (heads_of_head_0 // 8).tolist() == [1, 2, 0]
 
