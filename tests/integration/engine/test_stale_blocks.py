@@ -30,8 +30,8 @@ def test_what_was_left_in_a_block_changes_nothing(
 
 def test_a_residual_stream_wider_than_all_else(tmp_path: Path) -> None:
     """Its linears had too little work space, which torch makes up for with a warning."""
-    shape = {"hidden_size": 256, "intermediate_size": 32, "head_dim": 16, "num_attention_heads": 4}
-    model = load_model(write_tiny_model(tmp_path / "wide", **shape), "float32")
-    token_ids = random_tokens(40, model.config.vocab_size, seed=1)
-    whole = Harness(model).outcome(token_ids, table_for(40), [40])
-    assert Harness(model).outcome(token_ids, table_for(40), [17, 1, 22]).equals(whole)
+    directory = write_tiny_model(tmp_path / "wide", hidden_size=1024, intermediate_size=32, head_dim=16)
+    model = load_model(directory, "float32")
+    token_ids = random_tokens(256, model.config.vocab_size, seed=1)
+    whole = Harness(model).outcome(token_ids, table_for(256), [256])
+    assert Harness(model).outcome(token_ids, table_for(256), [15] * 17 + [1]).equals(whole)
