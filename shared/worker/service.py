@@ -109,8 +109,8 @@ class EngineService(ABC, Generic[Core]):
         log.info("ready", model=self.serving.model, epoch=engine.pool.epoch, num_threads=self._num_threads)
 
     async def wait_failed(self) -> str:
-        """Returns the reason when the engine is gone."""
-        return await self._failed
+        """Returns the reason when the engine is gone. Cancelling the wait says nothing about the engine."""
+        return await asyncio.shield(self._failed)
 
     async def stop(self) -> None:
         """Takes no new work, waits for what was begun up to the grace time, closes everything.

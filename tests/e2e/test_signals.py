@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from baton_client import AsyncBatonClient, BatonClientError, Delta, Started
-from tests.e2e.processes import SMALL_STEPS
+from tests.e2e.processes import SMALL_STEPS, deployed
 
 WAIT_S = 120.0
 FAST_WARM_UP = {
@@ -115,6 +115,38 @@ async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
             output, _ = await process.communicate()
         assert process.returncode == 0
         assert "parent_gone" in output.decode()
+
+
+@pytest.mark.usefixtures("smollm2_dir")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_running_requests_finish(tmp_path: Path, signum: signal.Signals) -> None:
+    """They once ended half a second after the signal: cancelling the wait for a failure counted as one."""
+    alone = {"BATON_SERVING__LOCAL_PREFILL_MAX_TOKENS": "null"}
+    async with service("decode", tmp_path, **alone) as process:
+        port = json.loads(await until_line(process, "listening"))["port"]
+        await until_line(process, '"ready"')
+        async with AsyncBatonClient(f"127.0.0.1:{port}") as client:
+            stream = client.stream("Once upon a time", max_tokens=60, ignore_eos=True, token_ids=True)
+            assert isinstance(await anext(stream), Started)
+            process.send_signal(signum)
+            deltas = [event async for event in stream if isinstance(event, Delta)]
+            assert sum(len(delta.token_ids) for delta in deltas) == 60
+        assert await exit_code(process) == 0
+
+
+@pytest.mark.usefixtures("smollm2_dir")
+async def test_a_prompt_that_is_being_computed_is_handed_over_before_its_replica_ends() -> None:
+    async with deployed(1, 1) as deployment:
+        asked = asyncio.create_task(deployment.client.generate("x y " * 1000, max_tokens=3, ignore_eos=True))
+        async with asyncio.timeout(WAIT_S):
+            while not deployment.events("prefill", "chunk_landed"):
+                await asyncio.sleep(0.01)
+        prefill = next(process for process in deployment.fleet.processes if process.spec.kind == "prefill")
+        os.kill(prefill.pid, signal.SIGTERM)
+        completion = await asyncio.wait_for(asked, WAIT_S)
+        assert completion.usage.completion_tokens == 3
+        attempts = deployment.events("decode", "prefill_attempt_failed")
+        assert attempts == []
 
 
 @pytest.mark.usefixtures("smollm2_dir")
