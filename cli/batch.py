@@ -24,7 +24,7 @@ from shared.config.load import load_decode, load_serving
 from shared.config.services import DecodeServiceConfig
 from shared.config.serving import ServingConfig
 from shared.engine.models.registry import model_fingerprint, resolve_model
-from shared.errors import BatonError, ConfigError
+from shared.errors import BatonError, ConfigError, ModelLoadError
 from shared.telemetry.logs import configure_logging
 
 STANDARD_INPUT = "-"
@@ -47,9 +47,12 @@ def run(job: BatchJob) -> int:
     console = Console(stderr=True, highlight=False)
     try:
         with plain_failures():
-            return _run(job, console)
-    except OSError as error:  # a full disk, or an input that ends in the middle
-        print_error(str(error))
+            try:
+                return _run(job, console)
+            except ModelLoadError as error:  # a wrong `model` in the config, as for services
+                raise ConfigError(error.message) from error
+    except OSError as error:  # such as a full disk
+        print_error(f"{job.source} to {job.output}: {error.strerror or error}")
         return EXIT_FAILED
 
 
@@ -59,8 +62,8 @@ def _run(job: BatchJob, console: Console) -> int:
         configure_logging("batch", "warning", "console")
         stream = stack.enter_context(_open_input(job))
         output = stack.enter_context(BatchOutput(job.output, _source_of(serving, config), overwrite=job.overwrite))
-        lines = read_lines(stream)
-        tally = Tally(console, *output.skip_done(lines))
+        lines = output.unanswered(read_lines(stream))
+        tally = Tally(console, output)
         if (first := next(lines, None)) is None:
             _say(console, f"{job.output}: {tally.summary()}; nothing is left to do")
             return tally.exit_code
@@ -92,37 +95,37 @@ class Answering:
         self._engine = engine
         self._output = output
         self._tally = tally
-        self._running: dict[int, tuple[int, LineRequest]] = {}
-        """By place among the requests: place among the lines, and the line's request."""
+        self._running: dict[int, LineRequest] = {}
+        """By place among the requests."""
 
     def run(self, lines: Iterator[InputLine], on_step: Callable[[], None]) -> Iterator[None]:
         """Answers lines; yields after each request that is done."""
         for outcome in self._engine.run(self._requests(lines), on_step=on_step):
-            place, asked = self._running.pop(outcome.index)
+            asked = self._running.pop(outcome.index)
             if isinstance(outcome, OfflineFailure):
-                self._fail(place, asked.line, outcome.error)
+                self._fail(asked.line, outcome.error)
             else:
                 answer = _response(outcome, asked.wants_token_ids)
-                self._output.put(place, asked.line, outcome.request.request_id, {"response": answer})
+                self._output.put(asked.line, outcome.request.request_id, {"response": answer})
                 self._tally.note_result(outcome)
             yield
 
     def _requests(self, lines: Iterator[InputLine]) -> Iterator[GenerationRequest]:
         """The requests of the lines that are right; the others are answered with their error at once."""
         num_requests = 0
-        for place, line in enumerate(lines):
+        for line in lines:
             try:
                 asked = parse_request(line, self._engine.model)
             except BatonError as error:
-                self._fail(place, line, error)
+                self._fail(line, error)
                 continue
-            self._running[num_requests] = (place, asked)
+            self._running[num_requests] = asked
             num_requests += 1
             yield asked.request
 
-    def _fail(self, place: int, line: InputLine, error: BatonError) -> None:
+    def _fail(self, line: InputLine, error: BatonError) -> None:
         answer = {"reason": str(error.reason), "message": error.message, "metadata": error.metadata}
-        self._output.put(place, line, request_id_of(line), {"error": answer})
+        self._output.put(line, request_id_of(line), {"error": answer})
         self._tally.note_failure(line, error)
 
 
@@ -135,6 +138,8 @@ def _response(result: OfflineResult, wants_token_ids: bool) -> dict[str, Any]:
 
 def _open_input(job: BatchJob) -> BinaryIO:
     if job.source == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise ConfigError("standard input is closed")
         return sys.stdin.buffer
     path = Path(job.source)
     try:

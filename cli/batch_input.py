@@ -72,7 +72,7 @@ def parse_request(line: InputLine, model: ServedModel) -> LineRequest:
     message = pb.GenerateRequest()
     try:
         ParseDict(_plain_spelling(_read_object(line)), message)
-    except ParseError as error:
+    except (ParseError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise _malformed(" ".join(str(error).split())) from error
     message.request_id = message.request_id or _default_id(line)
     return LineRequest(line, request_from_proto(message, model), message.output.token_ids)
@@ -97,8 +97,11 @@ def _read_object(line: InputLine) -> dict[str, Any]:
         raise _malformed(f"the line is longer than {MAX_LINE_BYTES} bytes")
     try:
         value = json.loads(line.data.decode("utf-8"))
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
         raise _malformed(f"the line is not UTF-8: {error}") from error
+    except UnicodeEncodeError as error:
+        raise _malformed(f"the line has half a character, as \\ud800 is: {error.reason}") from error
     except (ValueError, RecursionError) as error:
         raise _malformed(f"the line is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -121,12 +124,13 @@ def _plain_spelling(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _embeddings(vectors: list[Any]) -> dict[str, Any]:
     try:
-        values = np.asarray(vectors, dtype="<f4")
-    except (ValueError, TypeError) as error:
-        raise _malformed(f"embeddings: {error}") from error
-    if values.ndim != 2:
-        raise _malformed(f"embeddings has {values.ndim} dimensions; needs a list of vectors")
-    data = base64.b64encode(values.tobytes()).decode()
+        values = np.asarray(vectors)
+    except ValueError:
+        raise _malformed("embeddings: found vectors of different lengths; needs as many numbers in each") from None
+    if values.ndim != 2 or values.dtype.kind not in "iuf":
+        raise _malformed("embeddings: needs a list of lists of numbers")
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused by place and value
+        data = base64.b64encode(values.astype("<f4").tobytes()).decode()
     return {"data": data, "num_tokens": len(values), "dtype": "float32"}
 
 

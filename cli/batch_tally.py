@@ -9,19 +9,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from cli.batch_input import InputLine
+from cli.batch_output import BatchOutput
 from cli.exit_codes import EXIT_FAILED
 from decode_service.offline import OfflineEngine, OfflineResult
 from shared.errors import BatonError
 
 
 class Tally:
-    """Counts of a run, earlier ones included, and its reports of bad lines."""
+    """Counts of a run, and its reports of bad lines.
 
-    def __init__(self, console: Console, num_done: int, num_failed: int) -> None:
-        self.num_done = num_done
-        self.num_failed = num_failed
+    Args:
+        console: where bad lines are reported.
+        output: knows how many answers were kept of earlier runs.
+    """
+
+    def __init__(self, console: Console, output: BatchOutput) -> None:
         self._console = console
-        self._num_before = num_done
+        self._output = output
+        self._num_answered = self._num_failed = 0
         self._num_prompt_tokens = self._num_generated_tokens = 0
         self._began_s = 0.0
 
@@ -30,30 +35,34 @@ class Tally:
         self._began_s = time.monotonic()
 
     @property
+    def num_done(self) -> int:
+        """Lines that have a record, those of earlier runs included."""
+        return self._output.num_kept + self._num_answered + self._num_failed
+
+    @property
     def exit_code(self) -> int:
         """1 if any line failed."""
-        return EXIT_FAILED if self.num_failed else 0
+        return EXIT_FAILED if self._num_failed else 0
 
     def note_result(self, result: OfflineResult) -> None:
         """Counts an answered line."""
-        self.num_done += 1
+        self._num_answered += 1
         self._num_prompt_tokens += result.usage.prompt_len
         self._num_generated_tokens += result.usage.num_completion_tokens
 
     def note_failure(self, line: InputLine, error: BatonError) -> None:
         """Counts a line that failed, and says why."""
-        self.num_done += 1
-        self.num_failed += 1
+        self._num_failed += 1
         self._console.print(Text(f"line {line.number}: {error.reason}: {error.message}"), soft_wrap=True)
 
     def summary(self) -> str:
         """One line."""
         seconds = time.monotonic() - self._began_s
         parts = [f"{self.num_done} lines done"]
-        if self._num_before:
-            parts.append(f"{self._num_before} of them before")
-        if self.num_failed:
-            parts.append(f"{self.num_failed} failed")
+        if self._output.num_kept:
+            parts.append(f"{self._output.num_kept} of them before")
+        if self._num_failed:
+            parts.append(f"{self._num_failed} failed")
         if self._num_generated_tokens:
             rate = self._num_generated_tokens / seconds
             parts.append(

@@ -13,7 +13,7 @@ from shared.errors import BatonError, ConfigError
 
 @contextmanager
 def plain_failures() -> Iterator[None]:
-    """Turns Baton's own errors into a line on standard error and an exit code: 2 for the config, 1 for the rest."""
+    """Turns Baton's own errors into lines on standard error and an exit code: 2 for the config, else 1."""
     try:
         yield
     except ConfigError as error:
@@ -25,8 +25,9 @@ def plain_failures() -> Iterator[None]:
 
 
 def print_error(message: str) -> None:
-    """Prints `error: message` to standard error."""
-    typer.echo(f"error: {message}", err=True)
+    """Prints `error: message` to standard error, for each line of the message."""
+    for line in message.splitlines() or [""]:
+        typer.echo(f"error: {line}", err=True)
 
 
 def discard_output() -> None:

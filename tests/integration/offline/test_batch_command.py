@@ -147,9 +147,11 @@ def test_a_bad_line_does_not_stop_the_rest(tmp_path: Path, serving: Path) -> Non
     for number, reason in reasons.items():
         assert f"line {number}: {reason}: " in result.stderr
     assert "7 lines done, 4 failed" in result.stderr
-    again = run(source, tmp_path / "out.jsonl", "--serving", serving, "--config", config)
+    # What failed is asked again: now there is room for the big one.
+    again = run(source, tmp_path / "out.jsonl", "--serving", serving)
     assert again.exit_code == 1
-    assert "7 of them before, 4 failed; nothing is left to do" in again.stderr
+    assert "7 lines done, 3 of them before, 3 failed" in again.stderr
+    assert isinstance(answers(tmp_path / "out.jsonl")[-1][2], list)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
@@ -173,12 +175,36 @@ def test_an_interrupted_run_goes_on(
         assert "Traceback" not in stderr
     else:
         assert process.returncode == -signum
-    num_done = output.read_bytes().count(b"\n")
+    early = output.with_name("out.jsonl.early")
+    num_done = sum(path.read_bytes().count(b"\n") for path in (output, early) if path.exists())
     assert 3 <= num_done < NUM_LINES, "interrupted in the middle"
     result = run(source, output, "--serving", serving)
     assert result.exit_code == 0
     assert f"{NUM_LINES} lines done, {num_done} of them before" in result.stderr
+    assert not early.exists()
     assert answers(output) == undisturbed
+
+
+def test_answers_behind_a_slow_line_are_not_lost(tmp_path: Path, serving: Path) -> None:
+    slow = {"request_id": "slow", "token_ids": [1], "stopping": {"max_tokens": 900, "ignore_eos": True}}
+    fast = [{"request_id": f"f{n}", "token_ids": [n], "stopping": {"max_tokens": 2}} for n in range(40)]
+    source = write_lines(tmp_path / "in.jsonl", [slow, *fast])
+    output = tmp_path / "out.jsonl"
+    arguments = ["batch", str(source), str(output), "--serving", str(serving)]
+    command = [sys.executable, "-c", "from cli.main import main; main()", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        early = output.with_name("out.jsonl.early")
+        until = time.monotonic() + WAIT_S
+        while not (early.exists() and early.read_bytes().count(b"\n") == 40):
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        process.kill()
+        process.communicate()
+    assert output.read_bytes() == b""
+    result = run(source, output, "--serving", serving)
+    assert result.exit_code == 0
+    assert "41 lines done, 40 of them before" in result.stderr
+    assert [request_id for _, request_id, _ in answers(output)] == ["slow", *(f"f{n}" for n in range(40))]
 
 
 def test_standard_input_is_read(tmp_path: Path, serving: Path, undisturbed: list[tuple[int, str, object]]) -> None:
@@ -221,5 +247,14 @@ def test_a_write_that_fails_is_said_and_not_traced(tmp_path: Path, source: Path,
 
     done = subprocess.run(command, preexec_fn=limit_files, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 1
-    assert done.stderr == "error: [Errno 27] File too large\n"
+    assert done.stderr == f"error: {source} to {tmp_path / 'out.jsonl'}: File too large\n"
     assert 0 < (tmp_path / "out.jsonl").stat().st_size <= 2000
+
+
+@pytest.mark.parametrize("model", ["/nowhere/at/all", "no-such-model"])
+def test_a_model_that_is_not_there_is_a_wrong_config(tmp_path: Path, source: Path, model: str) -> None:
+    config = tmp_path / "serving.yaml"
+    config.write_text(f"model: {model}\n")
+    result = run(source, tmp_path / "out.jsonl", "--serving", config)
+    assert result.exit_code == 2
+    assert model in result.stderr

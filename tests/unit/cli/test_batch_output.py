@@ -1,6 +1,7 @@
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,78 +10,141 @@ from cli.batch_output import BatchOutput, Source
 from shared.errors import ConfigError
 
 SOURCE = Source("fingerprint", "float32", None, 16)
-LINES = [InputLine(number, data) for number, data in ((1, b"one"), (3, b"two"), (4, b"three"))]
+LINES = [InputLine(number, data) for number, data in ((1, b"one"), (3, b"two"), (4, b"three"), (5, b"four"))]
+NUMBERS = [line.number for line in LINES]
 
 
-def write(path: Path, answers: Sequence[tuple[int, dict[str, object]]], lines: Sequence[InputLine] = LINES) -> None:
+def answer(line: InputLine) -> dict[str, object]:
+    return {"response": f"to {line.data!r}"}
+
+
+def run(
+    path: Path, lines: Sequence[InputLine] = LINES, failing: Sequence[int] = (), stop_after: int | None = None
+) -> list[int]:
+    """Asks lines in order, one at a time; returns the numbers of those that were asked."""
+    asked: list[int] = []
     with BatchOutput(path, SOURCE, overwrite=False) as output:
-        for place, answer in answers:
-            output.put(place, lines[place], f"id-{place}", answer)
+        for line in output.unanswered(iter(lines)):
+            if len(asked) == stop_after:
+                break
+            output.put(line, f"id-{line.number}", {"error": 1} if line.number in failing else answer(line))
+            asked.append(line.number)
+    return asked
 
 
-def records(path: Path) -> list[dict[str, object]]:
+def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(data) for data in path.read_text().splitlines()]
 
 
-def test_records_come_in_the_order_of_the_lines(tmp_path: Path) -> None:
+def early(path: Path) -> Path:
+    return path.with_name(f"{path.name}.early")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """Where an output is written; nothing is left beside it once it is whole."""
     path = tmp_path / "out.jsonl"
+    yield path
+    if path.exists() and len(path.read_bytes().splitlines()) == len(LINES):
+        assert not early(path).exists()
+
+
+def test_records_come_in_the_order_of_the_lines(path: Path) -> None:
     with BatchOutput(path, SOURCE, overwrite=False) as output:
-        output.put(1, LINES[1], "b", {"response": 2})
-        assert path.read_bytes() == b"", "it waits for the first"
-        output.put(0, LINES[0], "a", {"error": 1})
+        one, two, three, four = output.unanswered(iter(LINES))
+        output.put(two, "b", {"response": "é"})
+        output.put(four, "d", {"response": 4})
+        assert path.read_bytes() == b"", "they wait for the first"
+        output.put(one, "a", {"error": 1})
         assert [record["request_id"] for record in records(path)] == ["a", "b"], "written as soon as it can be"
-        output.put(2, LINES[2], "c", {"response": "é"})
+        output.put(three, "c", {"response": 3})
     assert [(r["line"], r.get("response"), r.get("error")) for r in records(path)] == [
         (1, None, 1),
-        (3, 2, None),
-        (4, "é", None),
+        (3, "é", None),
+        (4, 3, None),
+        (5, 4, None),
     ]
 
 
-def test_a_run_goes_on_behind_what_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    write(path, [(0, {"response": 1}), (1, {"error": 2})])
+@pytest.mark.parametrize("num_before", range(5))
+def test_a_run_goes_on_behind_what_is_there(path: Path, num_before: int) -> None:
+    assert run(path, stop_after=num_before) == NUMBERS[:num_before]
     before = path.read_bytes()
-    with BatchOutput(path, SOURCE, overwrite=False) as output:
-        lines = iter(LINES)
-        assert output.skip_done(lines) == (2, 1)
-        assert list(lines) == [LINES[2]]
-        output.put(0, LINES[2], "c", {"response": 3})
+    assert run(path) == NUMBERS[num_before:]
     assert path.read_bytes().startswith(before)
-    assert [record["line"] for record in records(path)] == [1, 3, 4]
+    assert [record["line"] for record in records(path)] == NUMBERS
+    assert run(path) == []
 
 
-def test_half_a_record_is_done_again(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    write(path, [(0, {"response": 1}), (1, {"response": 2})])
+def test_what_was_answered_before_its_turn_is_not_asked_again(path: Path) -> None:
+    with BatchOutput(path, SOURCE, overwrite=False) as output:
+        one, two, three, _ = output.unanswered(iter(LINES))
+        output.put(three, "c", answer(three))
+        output.put(two, "b", answer(two))
+    assert path.read_bytes() == b""
+    assert run(path, stop_after=0) == []
+    assert run(path) == [1, 5]
+    assert [(record["line"], record["response"]) for record in records(path)] == [
+        (line.number, answer(line)["response"]) for line in LINES
+    ]
+    del one
+
+
+def test_lines_that_changed_meanwhile_are_asked_again(path: Path) -> None:
+    with BatchOutput(path, SOURCE, overwrite=False) as output:
+        _, two, three, _ = output.unanswered(iter(LINES))
+        output.put(two, "b", answer(two))
+        output.put(three, "c", answer(three))
+    changed = [LINES[0], LINES[1], InputLine(4, b"another"), LINES[3]]
+    assert run(path, changed) == [1, 4, 5]
+    assert records(path)[2]["response"] == answer(changed[2])["response"]
+
+
+def test_errors_are_asked_again_and_answers_behind_them_are_kept(path: Path) -> None:
+    assert run(path, failing=[3, 5]) == NUMBERS
+    assert run(path, failing=[5]) == [3, 5]
+    assert [("error" in record, record["line"]) for record in records(path)] == [
+        (False, 1),
+        (False, 3),
+        (False, 4),
+        (True, 5),
+    ]
+    mended = [*LINES[:3], InputLine(5, b"mended")]
+    assert run(path, mended) == [5]
+    assert records(path)[-1]["response"] == answer(mended[3])["response"]
+
+
+def test_half_a_record_is_done_again(path: Path) -> None:
+    run(path)
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
-    for length in range(first, len(whole)):
+    second = whole.index(b"\n", first) + 1
+    for length in range(first, second):
         path.write_bytes(whole[:length])
-        with BatchOutput(path, SOURCE, overwrite=False) as output:
-            lines = iter(LINES)
-            assert output.skip_done(lines) == (1, 0)
-            output.put(0, next(lines), "id-1", {"response": 2})
+        assert run(path) == NUMBERS[1:]
+        assert path.read_bytes() == whole
+    for length in range(first):
+        path.write_bytes(whole[:length])
+        assert run(path) == NUMBERS
         assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [InputLine(1, b"another")],
-        [InputLine(2, b"one")],
-        [],
-    ],
-)
-def test_records_of_other_lines_are_not_taken_for_answers(tmp_path: Path, lines: list[InputLine]) -> None:
-    path = tmp_path / "out.jsonl"
-    write(path, [(0, {"response": 1})])
+def test_half_an_early_record_is_done_again(path: Path) -> None:
+    with BatchOutput(path, SOURCE, overwrite=False) as output:
+        _, two, three, _ = output.unanswered(iter(LINES))
+        output.put(two, "b", answer(two))
+        output.put(three, "c", answer(three))
+    early(path).write_bytes(early(path).read_bytes()[:-5])
+    assert run(path) == [1, 4, 5]
+    assert [record["line"] for record in records(path)] == NUMBERS
+
+
+@pytest.mark.parametrize("lines", [[InputLine(1, b"another")], [InputLine(2, b"one")], []])
+def test_records_of_other_lines_are_not_taken_for_answers(path: Path, lines: list[InputLine]) -> None:
+    run(path)
     before = path.read_bytes()
-    with (
-        BatchOutput(path, SOURCE, overwrite=False) as output,
-        pytest.raises(ConfigError, match=r"record 1 does not answer .*--overwrite"),
-    ):
-        output.skip_done(iter(lines))
+    with pytest.raises(ConfigError, match=r"record 1 does not answer .*--overwrite"):
+        run(path, lines)
     assert path.read_bytes() == before
 
 
@@ -93,38 +157,36 @@ def test_records_of_other_lines_are_not_taken_for_answers(tmp_path: Path, lines:
         Source("fingerprint", "float32", None, 17),
     ],
 )
-def test_nor_are_those_of_another_model_or_config(tmp_path: Path, source: Source) -> None:
-    path = tmp_path / "out.jsonl"
-    write(path, [(0, {"response": 1})])
+def test_nor_are_those_of_another_model_or_config(path: Path, source: Source) -> None:
+    run(path)
     with (
         BatchOutput(path, source, overwrite=False) as output,
         pytest.raises(ConfigError, match="record 1 does not answer line 1"),
     ):
-        output.skip_done(iter(LINES))
+        next(output.unanswered(iter(LINES)))
 
 
-@pytest.mark.parametrize("content", [b"notes\n", b'{"a": 1}\n', b"[]\n", b"\xff\xfe\n"])
-def test_another_file_is_left_alone(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "notes"
+@pytest.mark.parametrize(
+    "content", [b"notes\n", b"notes", b'{"a": 1}\n', b'{"a": 1}', b"[]\n", b"\xff\xfe\n", b'{"line": 1, "a": 2}']
+)
+def test_another_file_is_left_alone(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with (
-        BatchOutput(path, SOURCE, overwrite=False) as output,
-        pytest.raises(ConfigError, match="line 1 is no record of a batch"),
-    ):
-        output.skip_done(iter(LINES))
+    with pytest.raises(ConfigError, match="holds something else than records of a batch"):
+        run(path)
     assert path.read_bytes() == content
+    assert not early(path).exists()
 
 
-def test_overwriting_starts_afresh(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
+def test_overwriting_starts_afresh(path: Path) -> None:
     path.write_text("notes\n")
+    early(path).write_text("more\n")
     with BatchOutput(path, SOURCE, overwrite=True) as output:
-        assert output.skip_done(iter(LINES)) == (0, 0)
+        assert list(output.unanswered(iter(LINES))) == LINES
     assert path.read_bytes() == b""
+    assert not early(path).exists()
 
 
-def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
+def test_two_runs_do_not_write_one_file(path: Path) -> None:
     with (
         BatchOutput(path, SOURCE, overwrite=False),
         pytest.raises(ConfigError, match="another run is writing it"),

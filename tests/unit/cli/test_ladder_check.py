@@ -65,7 +65,8 @@ def test_cautions_do_not_fail_the_check(tmp_path: Path) -> None:
     result = run(app, ["ladder", "check", str(file)])
     assert (result.exit_code, result.stdout) == (0, f"{file}: ok\n")
     assert result.stderr == (
-        "caution: prefill.prefill_text may run steps of 64 tokens and its top rung is 32: larger steps run unpadded, "
+        "caution: prefill.prefill_text may run steps of 64 tokens and its top rung is 32: while work waits, "
+        "steps are cut to the top rung; larger ones run unpadded, "
         "without a capture\n"
     )
 
