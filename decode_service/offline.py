@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
+import structlog
+
 from baton.v1 import generation_pb2
 from decode_service.batch import Batch, OfflineFailure, OfflineResult, Outcome
 from decode_service.request import GenerationRequest
@@ -11,6 +13,7 @@ from decode_service.served_model import describe_model
 from decode_service.translate import ServedModel, request_from_proto
 from shared.config.resolve import ResolvedServing, resolve
 from shared.config.serving import ServingConfig
+from shared.telemetry.logs import configure_logging
 from shared.worker.engine import Engine, EngineLoad, build_engine, num_threads
 
 __all__ = ["OfflineEngine", "OfflineFailure", "OfflineResult", "Outcome", "generate_batch", "offline_load"]
@@ -42,7 +45,7 @@ class OfflineEngine:
         threads: int | None = None,
         default_max_tokens: int = DEFAULT_MAX_TOKENS,
     ) -> "OfflineEngine":
-        """Loads the model and warms up, which takes seconds.
+        """Loads the model and warms up, which takes seconds. Where nobody has set up logging, warnings are shown.
 
         Args:
             serving: the services' config; budgets and rungs of prompts are those of the prefill node.
@@ -54,6 +57,8 @@ class OfflineEngine:
             ModelLoadError: the model cannot be found or served.
             ConfigError: there is no memory for so many blocks.
         """
+        if not structlog.is_configured():
+            configure_logging("offline", "warning", "console")
         resolved = resolve(serving)
         load = offline_load(resolved)
         engine = build_engine(serving, resolved, load, num_kv_blocks, None, num_threads(threads, processes_on_host=1))

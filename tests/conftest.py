@@ -1,11 +1,22 @@
 """Models that many tests use."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from shared.engine.models.registry import import_model
 from tests.tiny_models import write_tiny_model
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """What a command sets up in this process is not the next test's."""
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 

@@ -6,14 +6,22 @@ from shared.config.resolve import ResolvedServing
 
 log = structlog.get_logger()
 
+_MANY_RUNGS = 64
+"""More rungs than any ladder needs: a captured one takes up to a second of warm-up."""
+
 
 def cautions(resolved: ResolvedServing) -> list[str]:
     """Settings that work, but not as their owner may expect, in sentences."""
     sentences = [
         f"{walk.node}.{walk.name} may run steps of {walk.step_budget} tokens and its top rung is {walk.ladder.top}: "
-        "larger steps run unpadded, without a capture"
+        "while work waits, steps are cut to the top rung; larger ones run unpadded, without a capture"
         for walk in resolved.walks
         if walk.step_budget is not None and walk.step_budget > walk.ladder.top
+    ]
+    sentences += [
+        f"{walk.node}.{walk.name} has {len(walk.ladder.rungs)} rungs: warm-up prepares each one, which takes time"
+        for walk in resolved.walks
+        if len(walk.ladder.rungs) > _MANY_RUNGS
     ]
     mixed, num_rows = resolved.walk("decode", "mixed"), resolved.max_num_seqs("decode")
     if mixed.step_budget is not None and mixed.step_budget <= num_rows:

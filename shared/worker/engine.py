@@ -11,6 +11,7 @@ import torch
 
 from shared.config.resolve import ResolvedServing, ResolvedWalk
 from shared.config.serving import ServingConfig
+from shared.engine.memory import step_bytes
 from shared.engine.models.registry import model_fingerprint, resolve_model
 from shared.engine.runner import LoadedModel, Runner, load_model
 from shared.errors import ConfigError, KvTransferError
@@ -89,7 +90,7 @@ def build_engine(
 
     Raises:
         ModelLoadError: the model cannot be found or served.
-        ConfigError: there is no memory for so many blocks.
+        ConfigError: there is no memory for so many blocks, or for the buffers of such large steps.
         StartAbandonedError: `is_abandoned` turned true on the way.
     """
     torch.set_num_threads(threads)
@@ -98,7 +99,7 @@ def build_engine(
     layout = model.kv_layout(serving.kv.block_size)
     pool = _make_pool(layout, num_kv_blocks, shm_dir)
     try:
-        runner = Runner(model, pool, load.walks, max_num_rows=load.max_num_rows)
+        runner = _make_runner(model, pool, load)
         _warm_up(runner, is_abandoned)
         allocator = BlockAllocator(num_kv_blocks, pool.generations)
         return Engine(
@@ -143,6 +144,23 @@ def num_threads(configured: int | None, processes_on_host: int) -> int:
     if configured is not None:
         return configured
     return max(1, len(os.sched_getaffinity(0)) // processes_on_host)
+
+
+def _make_runner(model: LoadedModel, pool: KvPool, load: EngineLoad) -> Runner:
+    """The runner, unless its buffers are larger than this machine's memory or what is left of it."""
+    needed = step_bytes(model.config, model.dtype, load.walks, load.max_num_rows, pool.layout.block_size).total
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        if needed < installed:
+            return Runner(model, pool, load.walks, max_num_rows=load.max_num_rows)
+    except RuntimeError as error:  # torch's way to say so
+        log.debug("buffers_not_allocated", error=str(error))
+    rungs = {f"{walk.node}.{walk.name}": walk.ladder.top for walk in load.walks}
+    raise ConfigError(
+        f"steps of {load.max_num_rows} rows and these top rungs need buffers of {needed / 2**30:.1f} GiB, which is "
+        f"more memory than there is: {', '.join(f'{name} {top}' for name, top in rungs.items())}; "
+        "needs smaller max_num_seqs, or smaller rungs and budgets"
+    )
 
 
 def _make_pool(layout: KvLayout, num_blocks: int, shm_dir: Path | None) -> KvPool:

@@ -8,10 +8,12 @@ A step that fails fails its own sequences and no others. Anything else that goes
 published as `LoopStopped`, and ends the service: a restart is better than a half-broken engine.
 """
 
+import contextvars
 import queue
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 import torch
@@ -75,7 +77,9 @@ class StepLoop:
         self._publish = publish
         self._num_threads = num_threads
         self._commands: queue.Queue[_Submit | _Cancel | None] = queue.Queue(3 * max_num_sequences + 1)
-        self._thread = threading.Thread(target=self._main, name="step-loop", daemon=True)
+        # The context has what every log line of this process carries.
+        main = partial(contextvars.copy_context().run, self._main)
+        self._thread = threading.Thread(target=main, name="step-loop", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""

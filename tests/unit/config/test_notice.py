@@ -53,8 +53,14 @@ def test_a_budget_above_the_top_rung_is_a_caution() -> None:
     assert lines == [
         {
             "event": "config_caution",
-            "detail": "prefill.prefill_text may run steps of 2048 tokens and its top rung is 1024: larger steps run "
-            "unpadded, without a capture",
+            "detail": "prefill.prefill_text may run steps of 2048 tokens and its top rung is 1024: while work "
+            "waits, steps are cut to the top rung; larger ones run unpadded, without a capture",
             "log_level": "warning",
         }
     ]
+
+
+def test_very_many_rungs_are_a_caution() -> None:
+    rungs = {"prefill": {"prefill_text": list(range(32, 2080, 32))}, "decode": {"mixed": list(range(1, 513))}}
+    config = ServingConfig.model_validate({"prefill_token_buckets": rungs})
+    assert cautions(resolve(config)) == ["decode.mixed has 512 rungs: warm-up prepares each one, which takes time"]
