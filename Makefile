@@ -6,7 +6,7 @@ BIN := .venv/bin
 
 .PHONY: setup dev demo test check format protos clean
 
-setup: .venv/.installed .venv/.model
+setup: .venv/.installed .venv/.kernels .venv/.model
 
 .venv/.installed: pyproject.toml
 	@test -n "$(PYTHON)" && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -14,6 +14,11 @@ setup: .venv/.installed .venv/.model
 	@test -x $(BIN)/python || { echo "Making a Python environment in .venv"; "$(PYTHON)" -m venv .venv; }
 	@echo "Installing packages into .venv: a minute or two where they have to be downloaded"
 	@$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv/.kernels: .venv/.installed shared/engine/kernels/kernels.cpp shared/engine/kernels/build.py
+	@echo "Compiling the kernels for this machine's kind of CPU, once"
+	@$(BIN)/python -m shared.engine.kernels.build
 	@touch $@
 
 .venv/.model: .venv/.installed

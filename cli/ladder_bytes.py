@@ -22,11 +22,13 @@ class ModelSizes:
         model: the model's shape, with the config's limit of length.
         dtype: of weights and KV; not "auto".
         block_size: tokens a KV block.
+        kernels: as in the config.
     """
 
     model: ModelConfig
     dtype: str
     block_size: int
+    kernels: str
 
     @classmethod
     def of(cls, serving: ServingConfig) -> "ModelSizes":
@@ -36,15 +38,17 @@ class ModelSizes:
             ModelLoadError: the model is not on this machine, or cannot be served.
         """
         model = read_config(_local_model_dir(serving.model)).limited_to(serving.max_model_len)
-        return cls(model, outline_model(model, serving.dtype).dtype, serving.kv.block_size)
+        block_size, kernels = serving.kv.block_size, serving.kernels
+        outline = outline_model(model, serving.dtype, block_size=block_size, kernels=kernels)
+        return cls(model, outline.dtype, block_size, kernels)
 
     def step_buffers(self, walks: Sequence[ResolvedWalk], max_num_rows: int) -> StepBytes:
         """Buffers of a runner that has these walks; they share them, as one step runs at a time."""
-        return step_bytes(self.model, self.dtype, walks, max_num_rows, self.block_size)
+        return step_bytes(self.model, self.dtype, walks, max_num_rows, self.block_size, kernels=self.kernels)
 
     def kv_pool(self, num_blocks: int) -> int:
         """Bytes of a pool."""
-        return kv_pool_bytes(self.model, self.dtype, self.block_size, num_blocks)
+        return kv_pool_bytes(self.model, self.dtype, self.block_size, num_blocks, kernels=self.kernels)
 
 
 def sizes_or_reason(serving: ServingConfig) -> ModelSizes | str:

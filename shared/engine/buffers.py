@@ -4,13 +4,13 @@ A capture of a rung is these buffers for so many tokens. Smaller rungs are views
 runs at a time.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from shared.engine.models.decoder import Activations
+from shared.engine.models.decoder import Activations, run_layers
 from shared.engine.models.loaded import LoadedModel
 from shared.engine.ops import AttentionSpec, Kernels, PackedStep
 from shared.engine.step import StepRow
@@ -90,21 +90,27 @@ class StepBuffers:
     inputs: StepInputs
     activations: Activations
     kernels: Kernels
+    program: Callable[[], None] | None
+    """Runs the layers of the step that has begun, where the kernels know a way better than call by call."""
 
     @classmethod
     def allocate(cls, model: LoadedModel, spec: AttentionSpec, num_tokens: int, num_rows: int) -> "StepBuffers":
         """Allocates buffers for steps of up to `num_tokens` tokens in up to `num_rows` rows."""
         num_blocks_a_row = -(-model.config.max_model_len // spec.block_size)
+        activations, kernels = _activations(model, spec, num_tokens), model.ops.kernels(spec, num_tokens)
         return cls(
             num_tokens=num_tokens,
             inputs=StepInputs(num_tokens, num_rows, num_blocks_a_row, spec.block_size, model.device),
-            activations=_activations(model, spec, num_tokens),
-            kernels=model.ops.kernels(spec, num_tokens),
+            activations=activations,
+            kernels=kernels,
+            program=kernels.program(
+                lambda noting: run_layers(model.weights, model.config.norm_eps, noting, activations)
+            ),
         )
 
     def first(self, num_tokens: int) -> "StepBuffers":
         """The same memory as a capture of a smaller rung."""
-        return StepBuffers(num_tokens, self.inputs, self.activations.first(num_tokens), self.kernels)
+        return replace(self, num_tokens=num_tokens, activations=self.activations.first(num_tokens))
 
 
 def row_buffer(model: LoadedModel, num_rows: int, num_values: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

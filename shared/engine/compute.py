@@ -43,7 +43,10 @@ class StepComputer:
             float32 [rows that want logits, vocab_size], valid until the next call.
         """
         step = self.load(buffers, rows)
-        self.run_layers(buffers.first(step.packed.num_tokens), buffers.kernels)
+        if buffers.program is not None:
+            buffers.program()
+        else:
+            self.run_layers(buffers.first(step.packed.num_tokens), buffers.kernels)
         return self.logits(buffers, step)
 
     def load(self, buffers: StepBuffers, rows: Sequence[StepRow]) -> LoadedStep:

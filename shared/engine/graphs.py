@@ -81,6 +81,9 @@ class _NotingKernels:
         self._kernels = kernels
         self.calls: list[_Call] = []
 
+    def program(self, layers: Callable[[Kernels], None]) -> None:  # noqa: ARG002  as `Kernels` has it
+        raise AssertionError("a program is made when buffers are, not in a step")
+
     def begin_step(self, step: PackedStep) -> None:  # noqa: ARG002  as `Kernels` has it
         raise AssertionError("a step begins before its layers run")
 

@@ -37,7 +37,13 @@ class StepBytes:
 
 
 def step_bytes(
-    config: ModelConfig, dtype: str, walks: Sequence[ResolvedWalk], max_num_rows: int, block_size: int
+    config: ModelConfig,
+    dtype: str,
+    walks: Sequence[ResolvedWalk],
+    max_num_rows: int,
+    block_size: int,
+    *,
+    kernels: str = "torch",
 ) -> StepBytes:
     """The bytes that a `Runner` allocates on a CPU, weights and pool not counted.
 
@@ -49,12 +55,13 @@ def step_bytes(
         walks: the walks of the node.
         max_num_rows: most rows of a step.
         block_size: tokens a KV block.
+        kernels: as for `load_model`.
 
     Raises:
         ModelLoadError: the dtype is not served.
     """
     with torch.device("meta"):
-        model = outline_model(config, dtype)
+        model = outline_model(config, dtype, block_size=block_size, kernels=kernels)
         pool = DevicePool.allocate(model.kv_layout(block_size), 1, model.device)
         computer = StepComputer(model, pool, max_num_rows)
         rungs = [rung for walk in walks for rung in walk.ladder.rungs]
@@ -69,6 +76,7 @@ def step_bytes(
     )
 
 
-def kv_pool_bytes(config: ModelConfig, dtype: str, block_size: int, num_blocks: int) -> int:
+def kv_pool_bytes(config: ModelConfig, dtype: str, block_size: int, num_blocks: int, *, kernels: str = "torch") -> int:
     """The bytes of a pool of so many blocks for this model, its bookkeeping included; `dtype` as for `step_bytes`."""
-    return Arrangement.of(outline_model(config, dtype).kv_layout(block_size), num_blocks).num_bytes
+    model = outline_model(config, dtype, block_size=block_size, kernels=kernels)
+    return Arrangement.of(model.kv_layout(block_size), num_blocks).num_bytes

@@ -5,6 +5,7 @@ Within one implementation, results must not depend, bit for bit, on which rows s
 into rows, on which blocks it has, on padding, or on the number of threads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,6 +94,12 @@ class Kernels(Protocol):
     Activations are [num_tokens, values] with rows contiguous. Their memory goes on up to a multiple of
     `Ops.row_multiple` rows, of which an op may read and overwrite those past num_tokens.
     """
+
+    def program(self, layers: Callable[["Kernels"], None]) -> Callable[[], None] | None:
+        """What makes the calls of `layers` at once, for whatever step has begun; None where that is no cheaper.
+
+        The calls are noted here and now. They must be on whole static buffers: tokens past the step's are left alone.
+        """
 
     def begin_step(self, step: PackedStep) -> None:
         """Makes `step` the one that `rope_and_write` and `attention` work on, until the next call."""

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
+_PACKAGE = f"{__name__.partition('.')[0]}."
+
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> torch.Tensor:
     """Zeros of which every page has been written to, so that no step pays for page faults."""
@@ -14,7 +16,7 @@ def storage_bytes(*owners: object, besides: Iterable[torch.Tensor] = ()) -> int:
     """Bytes of the memory that tensors in `owners` lie in, each storage once.
 
     Args:
-        *owners: tensors, containers of them, and objects whose attributes are any of these.
+        *owners: tensors, containers of them, and objects of this package whose attributes are any of these.
         besides: tensors whose storages are somebody else's.
     """
     counted = {tensor.untyped_storage() for tensor in _tensors(owners)}
@@ -30,5 +32,7 @@ def _tensors(owner: object) -> Iterator[torch.Tensor]:
                 yield from _tensors(part)
         case Mapping():
             yield from _tensors(list(owner.values()))
-        case _:
+        case _ if type(owner).__module__.startswith(_PACKAGE):
             yield from _tensors(list(getattr(owner, "__dict__", {}).values()))
+        case _:
+            pass

@@ -5,6 +5,8 @@ same for a value wherever in a tensor it stands: sums, products, quotients, squa
 are not (the vector and the scalar code differ in the last bit, and which one runs depends on the length).
 """
 
+from collections.abc import Callable
+
 import torch
 
 from shared.engine.ops import AttentionSpec, HeadNorms, Kernels, PackedStep, Weight
@@ -71,6 +73,9 @@ class TorchKernels:
         self._cache_index = zeros(num_tokens, heads_cached, dtype=torch.int64, device=device)
         self._cache_rows = spec.pool.view(-1, spec.head_dim)
         self._num_tokens = 0
+
+    def program(self, layers: Callable[[Kernels], None]) -> None:
+        """As `Kernels.program`: there is nothing to gain."""
 
     def begin_step(self, step: PackedStep) -> None:
         """As `Kernels.begin_step`."""

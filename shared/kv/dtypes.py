@@ -21,3 +21,8 @@ def torch_dtype(name: str) -> torch.dtype:
             f"dtype {name!r} is not served; use one of {', '.join(TORCH_DTYPES)}", metadata={"dtype": name}
         )
     return TORCH_DTYPES[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype of `TORCH_DTYPES`."""
+    return next(name for name, named in TORCH_DTYPES.items() if named == dtype)

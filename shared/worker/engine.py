@@ -95,11 +95,17 @@ def build_engine(
     """
     torch.set_num_threads(threads)
     model_dir = resolve_model(serving.model)
-    model = load_model(model_dir, serving.dtype, serving.max_model_len)
+    model = load_model(
+        model_dir,
+        serving.dtype,
+        serving.max_model_len,
+        block_size=serving.kv.block_size,
+        kernels=serving.kernels,
+    )
     layout = model.kv_layout(serving.kv.block_size)
     pool = _make_pool(layout, num_kv_blocks, shm_dir)
     try:
-        runner = _make_runner(model, pool, load)
+        runner = _make_runner(model, pool, load, serving.kernels)
         _warm_up(runner, is_abandoned)
         allocator = BlockAllocator(num_kv_blocks, pool.generations)
         return Engine(
@@ -146,9 +152,10 @@ def num_threads(configured: int | None, processes_on_host: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // processes_on_host)
 
 
-def _make_runner(model: LoadedModel, pool: KvPool, load: EngineLoad) -> Runner:
+def _make_runner(model: LoadedModel, pool: KvPool, load: EngineLoad, kernels: str) -> Runner:
     """The runner, unless its buffers are larger than this machine's memory or what is left of it."""
-    needed = step_bytes(model.config, model.dtype, load.walks, load.max_num_rows, pool.layout.block_size).total
+    block_size, rows = pool.layout.block_size, load.max_num_rows
+    needed = step_bytes(model.config, model.dtype, load.walks, rows, block_size, kernels=kernels).total
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         if needed < installed:

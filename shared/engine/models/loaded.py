@@ -10,9 +10,9 @@ import torch
 from shared.engine.models.config import ModelConfig, read_config
 from shared.engine.models.decoder import DecoderWeights, load_weights, pack_weights
 from shared.engine.ops import Ops
+from shared.engine.select import choose_ops, native_ops
 from shared.engine.torch_ops import TorchOps
-from shared.errors import ModelLoadError
-from shared.kv.dtypes import TORCH_DTYPES
+from shared.kv.dtypes import dtype_name
 from shared.kv.layout import KvLayout
 
 log = structlog.get_logger()
@@ -46,7 +46,13 @@ class LoadedModel:
 
 
 def load_model(
-    model_dir: Path, dtype: str = "auto", max_model_len: int | None = None, device: str = "cpu"
+    model_dir: Path,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    device: str = "cpu",
+    *,
+    block_size: int = 32,
+    kernels: str = "torch",
 ) -> LoadedModel:
     """Loads the model in a Hugging Face directory.
 
@@ -55,32 +61,40 @@ def load_model(
         dtype: "float32", "bfloat16", or "auto": bfloat16 where the device multiplies it fast, else float32.
         max_model_len: most tokens of a sequence; None for what the model was made for.
         device: a torch device, such as "cpu" or "cuda".
+        block_size: tokens a KV block, which decides whether native kernels can run.
+        kernels: "torch" for plain torch, "native", or "auto": native ones where they can run.
 
     Raises:
         ModelLoadError: the directory or the model cannot be served; the message says why.
     """
     config = read_config(model_dir).limited_to(max_model_len)
-    chosen = _chosen_dtype(dtype, device)
-    ops = TorchOps(TORCH_DTYPES[chosen])
+    ops = choose_ops(config, dtype, block_size, kernels, torch.device(device))
+    if kernels == "auto" and isinstance(ops, TorchOps):
+        reason = native_ops(config, dtype, block_size, torch.device(device))
+        log.info("native_kernels_not_used", reason=reason, instead="torch")
+    chosen = dtype_name(ops.weight_dtype)
     with torch.inference_mode():
         weights = load_weights(model_dir, config, ops, device)
     log.info("model_loaded", directory=str(model_dir), dtype=chosen, ops=ops.name, max_model_len=config.max_model_len)
     return LoadedModel(config, chosen, ops, weights)
 
 
-def outline_model(config: ModelConfig, dtype: str = "auto") -> LoadedModel:
+def outline_model(
+    config: ModelConfig, dtype: str = "auto", *, block_size: int = 32, kernels: str = "torch"
+) -> LoadedModel:
     """A model of this shape without values: its weights are on torch's meta device and take no memory.
 
     Args:
         config: the shape.
         dtype: as for `load_model`, on a CPU.
+        block_size: as for `load_model`.
+        kernels: as for `load_model`.
 
     Raises:
         ModelLoadError: the dtype is not served.
     """
-    chosen = _chosen_dtype(dtype, "cpu")
-    ops = TorchOps(TORCH_DTYPES[chosen])
-    return LoadedModel(config, chosen, ops, pack_weights(_MetaSource(), config, ops))
+    ops = choose_ops(config, dtype, block_size, kernels, torch.device("cpu"))
+    return LoadedModel(config, dtype_name(ops.weight_dtype), ops, pack_weights(_MetaSource(), config, ops))
 
 
 class _MetaSource:
@@ -88,15 +102,3 @@ class _MetaSource:
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:  # noqa: ARG002  one shape is as good as another
         return torch.empty(tuple(shape), device="meta")
-
-
-def _chosen_dtype(dtype: str, device: str) -> str:
-    if dtype == "auto":
-        return "bfloat16" if _multiplies_bfloat16_fast(torch.device(device)) else "float32"
-    if dtype not in TORCH_DTYPES:
-        raise ModelLoadError(f"dtype is {dtype!r}; served are auto, {', '.join(TORCH_DTYPES)}")
-    return dtype
-
-
-def _multiplies_bfloat16_fast(device: torch.device) -> bool:
-    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  has no public name

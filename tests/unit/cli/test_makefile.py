@@ -9,7 +9,7 @@ MAKEFILE = Path(__file__).parents[3] / "Makefile"
 STAND_IN = """#!/bin/sh
 case "$1 $2" in
   "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp "$0" "$3/bin/baton" ;;
-  "-m pip"|"model import") echo "did $*" ;;
+  "-m pip"|"model import"|"-m shared.engine.kernels.build") echo "did $*" ;;
   "-c "*) exit "${TOO_OLD:-0}" ;;
 esac
 """
@@ -20,6 +20,10 @@ def checkout(tmp_path: Path) -> Path:
     """A checkout whose Python only says what it was asked to do."""
     shutil.copy(MAKEFILE, tmp_path)
     (tmp_path / "pyproject.toml").touch()
+    kernels = tmp_path / "shared" / "engine" / "kernels"
+    kernels.mkdir(parents=True)
+    (kernels / "kernels.cpp").touch()
+    (kernels / "build.py").touch()
     (tmp_path / "python").write_text(STAND_IN)
     (tmp_path / "python").chmod(0o755)
     return tmp_path
@@ -41,6 +45,8 @@ def test_setup_says_what_it_does_before_each_long_step(checkout: Path) -> None:
         "Making a Python environment in .venv",
         "Installing packages into .venv: a minute or two where they have to be downloaded",
         "did -m pip install --quiet --editable .",
+        "Compiling the kernels for this machine's kind of CPU, once",
+        "did -m shared.engine.kernels.build",
         "Fetching and converting the default model, once",
         "did model import smollm2-135m-instruct",
     ]

@@ -1,7 +1,7 @@
 """Ways to get keys, budgets and limits wrong: name → (file, key path, reason)."""
 
 TOP_LEVEL_KEYS = (
-    "model, dtype, max_model_len, kv, max_batch_tokens, long_prefill_token_threshold, max_partial_prefills, "
+    "model, dtype, kernels, max_model_len, kv, max_batch_tokens, long_prefill_token_threshold, max_partial_prefills, "
     "local_prefill_max_tokens, max_num_seqs, prefill_token_buckets, decode_batch_buckets"
 )
 

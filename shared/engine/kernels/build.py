@@ -1,0 +1,75 @@
+"""Compiles the kernels for every instruction set there is code for; `python -m shared.engine.kernels.build`.
+
+What is compiled lies in the cache beside the models, under a name that has a digest of source and command: a change of
+either compiles anew, and versions do not meet. Which one runs is chosen when it is loaded (`library.py`).
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from shared.engine.models.catalog import cache_root
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+# Features by name, and not -march=native: what is compiled may be loaded on another machine.
+FLAGS_BY_ISA = {
+    "avx512_bf16": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-Wno-maybe-uninitialized"),
+    "avx2": ("-mavx2", "-mfma"),
+}
+_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-Wall", "-Wextra", "-Werror")
+_TIMEOUT_S = 300
+
+
+class BuildError(Exception):
+    """The kernels could not be compiled; the message says why."""
+
+
+def library_path(isa: str) -> Path:
+    """Where the kernels for an instruction set lie once they are compiled."""
+    command = " ".join((*_FLAGS, *FLAGS_BY_ISA[isa]))
+    digest = hashlib.sha256(SOURCE.read_bytes() + command.encode()).hexdigest()[:16]
+    return cache_root() / "kernels" / f"{isa}-{digest}.so"
+
+
+def build(isa: str) -> Path:
+    """Compiles the kernels for an instruction set, unless that has been done; returns where they lie.
+
+    Raises:
+        BuildError: there is no compiler, or it fails.
+    """
+    path = library_path(isa)
+    if path.exists():
+        return path
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise BuildError("no C++ compiler was found (g++ or clang++, or what CXX names)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        output = Path(directory) / path.name
+        command = [compiler, *_FLAGS, *FLAGS_BY_ISA[isa], str(SOURCE), "-o", str(output)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)  # noqa: S603
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BuildError(f"{compiler}: {error}") from error
+        if done.returncode != 0:
+            raise BuildError(f"{compiler} failed:\n{done.stderr}")
+        output.replace(path)
+    return path
+
+
+def main() -> int:
+    """Compiles for all instruction sets. Without a compiler the plain-torch ops run: no failure, but said."""
+    for isa in FLAGS_BY_ISA:
+        try:
+            sys.stdout.write(f"{build(isa)}\n")
+        except BuildError as error:
+            sys.stderr.write(f"no native kernels for {isa}, the slower plain-torch ops run instead: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""The ops by native kernels (`shared/engine/kernels/kernels.cpp`), for bfloat16 weights and KV in blocks of 32 tokens.
+
+Calls can be noted once and run together: a step's layers are one call then, during which other Python threads go on.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from shared.engine.kernels import library as native
+from shared.engine.kernels.library import KernelLibrary, Op, Shape, Step
+from shared.engine.models.config import ModelConfig
+from shared.engine.ops import AttentionSpec, HeadNorms, Kernels, PackedStep, Weight
+
+PANEL = 32
+"""Outputs of a panel of weights, and tokens of a block."""
+
+
+class NativeOps:
+    """Ops of one kernel library."""
+
+    kv_layout_name = "panel32"
+    weight_dtype = torch.bfloat16
+    row_multiple = 1
+
+    def __init__(self, library: KernelLibrary) -> None:
+        self.name = library.isa
+        self.activation_dtype = library.activation_dtype
+        self._library = library
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Weight:
+        """As `Ops.pack`: [outputs / 32, inputs / 2, 32, 2], filled up with zeros to whole panels."""
+        num_outputs, num_inputs = weight.shape
+        return Weight(_panels(weight), None if bias is None else _padded(bias.float()), num_inputs, num_outputs)
+
+    def pack_gate_up(
+        self,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+    ) -> Weight:
+        """As `Ops.pack_gate_up`: outputs of both in turns of a vector's width."""
+        bias = None
+        if gate_bias is not None and up_bias is not None:
+            bias = _padded(self._in_turns(gate_bias.float(), up_bias.float()))
+        return Weight(_panels(self._in_turns(gate, up)), bias, gate.shape[1], gate.shape[0])
+
+    def kernels(self, spec: AttentionSpec, num_tokens: int) -> Kernels:  # noqa: ARG002  they need no buffers
+        """As `Ops.kernels`."""
+        return NativeKernels(self._library, spec)
+
+    def _in_turns(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        width = self._library.vector_width
+        pair = [part.view(-1, width, *part.shape[1:]) for part in (gate, up)]
+        return torch.stack(pair, dim=1).reshape(-1, *gate.shape[1:])
+
+
+class NativeKernels:
+    """See `Kernels`. Activations are contiguous."""
+
+    def __init__(self, library: KernelLibrary, spec: AttentionSpec) -> None:
+        self._library = library
+        self._shape = Shape(
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.pool[0].numel(),
+            spec.rope_table.data_ptr(),
+            spec.pool.data_ptr(),
+        )
+        self._step = Step()
+        self._packed: PackedStep | None = None
+        self._noted: list[Op] | None = None
+
+    def program(self, layers: Callable[[Kernels], None]) -> Callable[[], None]:
+        """As `Kernels.program`."""
+        self._noted = []
+        layers(self)
+        ops = (Op * len(self._noted))(*self._noted)
+        self._noted = None
+        return lambda: self._library.run(ops, self._step, self._shape, torch.get_num_threads())
+
+    def begin_step(self, step: PackedStep) -> None:
+        """As `Kernels.begin_step`."""
+        self._packed = step  # whose memory is read while it runs
+        self._step.positions = step.positions.data_ptr()
+        self._step.slots = step.slots.data_ptr()
+        self._step.row_starts = step.row_starts.data_ptr()
+        self._step.kv_lens = step.kv_lens.data_ptr()
+        self._step.block_table = step.block_table.data_ptr()
+        self._step.num_tokens = step.num_tokens
+        self._step.num_rows = step.num_rows
+        self._step.block_table_stride = step.block_table.stride(0)
+
+    def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+        """As `Kernels.rmsnorm`."""
+        self._do(native.NORM, x, weight, None, out, num_outputs=x.shape[1], eps=eps)
+
+    def linear(self, x: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
+        """As `Kernels.linear`."""
+        is_float = out.dtype == torch.float32
+        self._multiply(native.LINEAR_FLOAT if is_float else native.LINEAR, x, weight, out)
+
+    def linear_add(self, x: torch.Tensor, weight: Weight, residual: torch.Tensor) -> None:
+        """As `Kernels.linear_add`."""
+        self._multiply(native.LINEAR_ADD, x, weight, residual)
+
+    def linear_silu(self, x: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
+        """As `Kernels.linear_silu`."""
+        self._multiply(native.LINEAR_SILU, x, weight, out)
+
+    def rope_and_write(self, qkv: torch.Tensor, layer: int, norms: HeadNorms | None) -> None:
+        """As `Kernels.rope_and_write`."""
+        if norms is None:
+            self._do(native.ROPE_AND_WRITE, None, None, None, qkv, layer=layer)
+        else:
+            self._do(native.ROPE_AND_WRITE, None, norms.query, norms.key, qkv, layer=layer, eps=norms.eps)
+
+    def attention(self, qkv: torch.Tensor, layer: int, out: torch.Tensor) -> None:
+        """As `Kernels.attention`."""
+        self._do(native.ATTENTION, qkv, None, None, out, layer=layer)
+
+    def _multiply(self, kind: int, x: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
+        self._do(kind, x, weight.data, weight.bias, out, num_k=weight.num_inputs, num_outputs=weight.num_outputs)
+
+    def _do(
+        self,
+        kind: int,
+        x: torch.Tensor | None,
+        w: torch.Tensor | None,
+        extra: torch.Tensor | None,
+        y: torch.Tensor,
+        *,
+        num_k: int = 0,
+        num_outputs: int = 0,
+        layer: int = 0,
+        eps: float = 0.0,
+    ) -> None:
+        is_noted = self._noted is not None
+        num_rows = 0 if is_noted else len(y)
+        if not is_noted and num_rows == 0:
+            return
+        op = Op(kind, _address(x), _address(w), _address(extra), _address(y), num_rows, num_k, num_outputs, layer, eps)
+        if self._noted is not None:
+            self._noted.append(op)
+        else:
+            self._library.run((Op * 1)(op), self._step, self._shape, torch.get_num_threads())
+
+
+def why_not(config: ModelConfig, block_size: int, library: KernelLibrary) -> str | None:
+    """Why the kernels cannot run a model, or None if they can."""
+    heads_per_kv = config.num_heads // config.num_kv_heads
+    conditions = (
+        (block_size == PANEL, f"kv.block_size is {block_size}, not {PANEL}"),
+        (config.head_dim % PANEL == 0, f"head_dim {config.head_dim} is no multiple of {PANEL}"),
+        (config.head_dim <= library.max_head_dim, f"head_dim {config.head_dim} is above {library.max_head_dim}"),
+        (config.hidden_size % PANEL == 0, f"hidden_size {config.hidden_size} is no multiple of {PANEL}"),
+        (config.intermediate_size % PANEL == 0, f"intermediate_size {config.intermediate_size} is no such multiple"),
+        (heads_per_kv <= library.max_rows, f"{heads_per_kv} query heads share a KV head, above {library.max_rows}"),
+    )
+    return next((reason for is_met, reason in conditions if not is_met), None)
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous(), (tensor.shape, tensor.stride())
+    return tensor.data_ptr()
+
+
+def _padded(values: torch.Tensor) -> torch.Tensor:
+    """Values for whole panels, zeros behind."""
+    missing = -values.shape[0] % PANEL
+    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values.contiguous()
+
+
+def _panels(weight: torch.Tensor) -> torch.Tensor:
+    padded = _padded(weight.to(torch.bfloat16))
+    num_outputs, num_inputs = padded.shape
+    return padded.view(num_outputs // PANEL, PANEL, num_inputs // 2, 2).permute(0, 2, 1, 3).contiguous()

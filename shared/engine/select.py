@@ -1,0 +1,53 @@
+"""Which implementation of the ops runs a model here, and with which dtype."""
+
+import torch
+
+from shared.engine.kernels.library import KernelLibrary, find_library
+from shared.engine.models.config import ModelConfig
+from shared.engine.native_ops import NativeOps, why_not
+from shared.engine.ops import Ops
+from shared.engine.torch_ops import TorchOps
+from shared.errors import ModelLoadError
+from shared.kv.dtypes import TORCH_DTYPES
+
+
+def choose_ops(config: ModelConfig, dtype: str, block_size: int, kernels: str, device: torch.device) -> Ops:
+    """The ops for a model.
+
+    Args:
+        config: the model's shape.
+        dtype: "float32", "bfloat16", or "auto": what is fast here.
+        block_size: tokens a KV block.
+        kernels: "torch", "native", or "auto": native where they can run with this dtype, else torch.
+        device: where the weights are.
+
+    Raises:
+        ModelLoadError: the dtype is not served; or native kernels are asked for, and cannot run.
+    """
+    if dtype != "auto" and dtype not in TORCH_DTYPES:
+        raise ModelLoadError(f"dtype is {dtype!r}; served are auto, {', '.join(TORCH_DTYPES)}")
+    if kernels != "torch":
+        native = native_ops(config, dtype, block_size, device)
+        if isinstance(native, NativeOps):
+            return native
+        if kernels == "native":
+            raise ModelLoadError(f"native kernels cannot run here: {native}")
+    if dtype == "auto":
+        dtype = "bfloat16" if _multiplies_bfloat16_fast(device) else "float32"
+    return TorchOps(TORCH_DTYPES[dtype])
+
+
+def native_ops(config: ModelConfig, dtype: str, block_size: int, device: torch.device) -> NativeOps | str:
+    """The native ops for a model, or why there are none; arguments as for `choose_ops`."""
+    if device.type != "cpu":
+        return f"the device is {device}"
+    if dtype == "float32":
+        return "dtype is float32"
+    library = find_library()
+    if not isinstance(library, KernelLibrary):
+        return library
+    return why_not(config, block_size, library) or NativeOps(library)
+
+
+def _multiplies_bfloat16_fast(device: torch.device) -> bool:
+    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  has no public name
