@@ -14,7 +14,8 @@ from decode_service.translate import ServedModel, request_from_proto
 from shared.config.resolve import ResolvedServing, resolve
 from shared.config.serving import ServingConfig
 from shared.telemetry.logs import configure_logging
-from shared.worker.engine import Engine, EngineLoad, build_engine, num_threads
+from shared.worker.engine import Engine, EngineLoad, build_engine
+from shared.worker.threads import num_threads
 
 __all__ = ["OfflineEngine", "OfflineFailure", "OfflineResult", "Outcome", "generate_batch", "offline_load"]
 

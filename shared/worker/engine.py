@@ -145,13 +145,6 @@ def token_walk(resolved: ResolvedServing, walk: ResolvedWalk) -> TokenWalk:
     return TokenWalk(walk.name, limits)
 
 
-def num_threads(configured: int | None, processes_on_host: int) -> int:
-    """Threads for torch: as configured, else this process's share of the cores it may use."""
-    if configured is not None:
-        return configured
-    return max(1, len(os.sched_getaffinity(0)) // processes_on_host)
-
-
 def _make_runner(model: LoadedModel, pool: KvPool, load: EngineLoad, kernels: str) -> Runner:
     """The runner, unless its buffers are larger than this machine's memory or what is left of it."""
     block_size, rows = pool.layout.block_size, load.max_num_rows

@@ -19,9 +19,10 @@ from shared.config.serving import ServingConfig
 from shared.rpc.gate import ReadyGate
 from shared.rpc.host import GrpcHost
 from shared.telemetry.metrics import ServiceMetrics
-from shared.worker.engine import Engine, EngineLoad, build_engine, num_threads
+from shared.worker.engine import Engine, EngineLoad, build_engine
 from shared.worker.observe import observe_engine
 from shared.worker.step_loop import LoopStopped, StepEvent, StepLoop
+from shared.worker.threads import num_threads
 from shared.worker.walks import WalkChoice
 
 log = structlog.get_logger()

@@ -1,0 +1,1 @@
+"""What can be measured again: each module is a command, `python -m benchmarks.<name> --help`."""

@@ -1,0 +1,48 @@
+"""What this machine can do at most, measured where it is used: reading memory, and multiplying matrices."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+_READ_BYTES = 512 << 20
+_SIZE = 2048
+_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Best rates of one number of threads.
+
+    Attributes:
+        read_gb_s: of a sum over memory that no cache holds.
+        gemm_gflop_s: of a 2048³ product, in bfloat16 where the CPU has instructions for it, else in float32.
+    """
+
+    read_gb_s: float
+    gemm_gflop_s: float
+
+
+def measure_ceilings(num_threads: int) -> Ceilings:
+    """Measures both with so many threads; takes about two seconds."""
+    torch.set_num_threads(num_threads)
+    dtype = torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32
+    memory = torch.ones(_READ_BYTES // 4)
+    left, right = (torch.randn(_SIZE, _SIZE).to(dtype) for _ in range(2))
+    return Ceilings(
+        read_gb_s=_READ_BYTES / seconds_of(memory.sum, _REPEATS, best=True) / 1e9,
+        gemm_gflop_s=2 * _SIZE**3 / seconds_of(lambda: left @ right, _REPEATS, best=True) / 1e9,
+    )
+
+
+def seconds_of(work: Callable[[], object], repeats: int, *, best: bool = False) -> float:
+    """Median time of one call, or the best one, after one that is not counted."""
+    work()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times) if best else median(times)
