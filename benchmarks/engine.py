@@ -3,7 +3,7 @@
     python -m benchmarks.engine [--threads 1 2] [--json] [--kernels auto|native|torch]
 
 A decode figure `8x128` is eight rows with 128 tokens of context, a prefill figure `8x256` eight prompts of 256 tokens
-in one step. Ceilings are measured before and after with the same number of threads; quote ratios to them, as both drift.
+in one step. Ceilings are measured before and after with as many threads; quote ratios to them, as both drift.
 """
 
 import argparse
