@@ -17,12 +17,13 @@ import torch
 
 from decode_service.admission import check_fits
 from decode_service.request import Delta, GenerationRequest, Usage
+from decode_service.sequences import sequence_of
 from shared.config.resolve import ResolvedServing
 from shared.errors import BatonError, InvalidRequestError, Reason, UnavailableError
 from shared.text.output import OutputStream
 from shared.text.stopping import Finish
 from shared.worker.engine import Engine, token_walk
-from shared.worker.ledger import Reservation
+from shared.worker.ledger import BlockLedger, Reservation
 from shared.worker.sequence import Sequence
 from shared.worker.stepper import ChunkLanded, Retired, SequenceEvent, Stepper, TokenSampled
 from shared.worker.walks import WalkChoice
@@ -70,24 +71,29 @@ Outcome = OfflineResult | OfflineFailure
 
 @dataclass(frozen=True)
 class _Pending:
-    """A request that waits for room, and since when."""
+    """A request that waits for room, and since when; its hashes are made once, however long it waits."""
 
     index: int
     request: GenerationRequest
     taken_s: float
+    block_hashes: list[bytes]
 
 
 class _Intake:
     """The requests to come; the next one can be looked at before it is taken."""
 
-    def __init__(self, requests: Iterable[GenerationRequest]) -> None:
+    def __init__(self, requests: Iterable[GenerationRequest], ledger: BlockLedger) -> None:
         self._requests = enumerate(requests)
+        self._ledger = ledger
         self._next: _Pending | None = None
 
     def peek(self) -> _Pending | None:
         """The next request; None when all were taken."""
         if self._next is None and (item := next(self._requests, None)) is not None:
-            self._next = _Pending(*item, time.monotonic())
+            index, request = item
+            taken_s = time.monotonic()
+            prompt = (request.prompt_token_ids, request.cache_salt, request.input_embeddings)
+            self._next = _Pending(index, request, taken_s, self._ledger.prompt_hashes(*prompt))
         return self._next
 
     def take(self) -> None:
@@ -159,7 +165,7 @@ class Batch:
 
     def run(self, requests: Iterable[GenerationRequest]) -> Iterator[Outcome]:
         """Takes requests as there is room; yields each as it is done."""
-        intake = _Intake(requests)
+        intake = _Intake(requests, self._engine.ledger)
         while True:
             yield from self._admit_from(intake)
             if self._stepper.is_idle:
@@ -190,9 +196,7 @@ class Batch:
 
     def _admit(self, pending: _Pending) -> bool:
         request, ledger = pending.request, self._engine.ledger
-        reservation = ledger.reserve(
-            request.prompt_token_ids, request.max_total_len, request.cache_salt, request.input_embeddings
-        )
+        reservation = ledger.reserve_hashed(pending.block_hashes, request.prompt_len, request.max_total_len)
         if reservation is None:
             return False
         # An id of its own, as the requests' own may be equal.
@@ -207,18 +211,13 @@ class Batch:
             num_cached_tokens=reservation.num_cached_tokens,
         )
         self._stepper.add(
-            Sequence(
-                request_id=name,
-                token_ids=list(request.prompt_token_ids),
-                prompt_len=request.prompt_len,
+            sequence_of(
+                request,
+                self._engine,
+                reservation,
+                name=name,
+                token_ids=request.prompt_token_ids,
                 num_computed_tokens=reservation.num_cached_tokens,
-                block_table=reservation.block_table,
-                sampling=request.sampling,
-                stopping=request.stopping,
-                eos_token_ids=tuple(self._engine.tokenizer.eos_token_ids),
-                max_total_len=request.max_total_len,
-                priority=request.priority,
-                input_embeddings=request.input_embeddings,
             )
         )
         return True

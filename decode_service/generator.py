@@ -18,6 +18,7 @@ from decode_service.admission import Admission
 from decode_service.prefill_stream import Accepted, FirstToken, KvProgress, PrefillWork
 from decode_service.remote_prefill import RemotePrefill
 from decode_service.request import Delta, Finished, GenerationEvent, GenerationRequest, Started, Usage
+from decode_service.sequences import sequence_of
 from shared.config.services import DecodeServiceConfig
 from shared.errors import (
     BatonError,
@@ -31,7 +32,6 @@ from shared.text.output import OutputStream
 from shared.text.stopping import Finish, banned_token_ids
 from shared.worker.engine import Engine
 from shared.worker.ledger import Reservation
-from shared.worker.sequence import Sequence
 from shared.worker.step_loop import (
     ChunkLanded,
     LoopStopped,
@@ -224,18 +224,13 @@ class Generator:
         request = live.request
         live.is_computing = True
         self._step_loop.submit(
-            Sequence(
-                request_id=request.request_id,
-                token_ids=list(live.token_ids),
-                prompt_len=request.prompt_len,
+            sequence_of(
+                request,
+                self._engine,
+                reservation,
+                name=request.request_id,
+                token_ids=live.token_ids,
                 num_computed_tokens=num_computed_tokens,
-                block_table=reservation.block_table,
-                sampling=request.sampling,
-                stopping=request.stopping,
-                eos_token_ids=tuple(self._engine.tokenizer.eos_token_ids),
-                max_total_len=request.max_total_len,
-                priority=request.priority,
-                input_embeddings=request.input_embeddings,
             )
         )
 

@@ -1,0 +1,42 @@
+"""A request as the steps see it."""
+
+from collections.abc import Sequence as Several
+
+from decode_service.request import GenerationRequest
+from shared.worker.engine import Engine
+from shared.worker.ledger import Reservation
+from shared.worker.sequence import Sequence
+
+
+def sequence_of(
+    request: GenerationRequest,
+    engine: Engine,
+    reservation: Reservation,
+    *,
+    name: str,
+    token_ids: Several[int],
+    num_computed_tokens: int,
+) -> Sequence:
+    """The sequence of a request.
+
+    Args:
+        request: what is asked for.
+        engine: what computes it.
+        reservation: its blocks.
+        name: what step events call it.
+        token_ids: the prompt, and what was generated elsewhere.
+        num_computed_tokens: tokens whose KV is in the pool.
+    """
+    return Sequence(
+        request_id=name,
+        token_ids=list(token_ids),
+        prompt_len=request.prompt_len,
+        num_computed_tokens=num_computed_tokens,
+        block_table=reservation.block_table,
+        sampling=request.sampling,
+        stopping=request.stopping,
+        eos_token_ids=tuple(engine.tokenizer.eos_token_ids),
+        max_total_len=request.max_total_len,
+        priority=request.priority,
+        input_embeddings=request.input_embeddings,
+    )
