@@ -67,7 +67,9 @@ def _run(job: BatchJob, console: Console) -> int:
         if (first := next(lines, None)) is None:
             _say(console, f"{job.output}: {tally.summary()}; nothing is left to do")
             return tally.exit_code
-        bar = stack.enter_context(BatchBar(console, _num_lines(job.source), tally, hidden=job.quiet))
+        bar = stack.enter_context(
+            BatchBar(console, None if job.quiet else _num_lines(job.source), tally, hidden=job.quiet)
+        )
         try:
             engine = stack.enter_context(_open_engine(serving, config))
             tally.begin()

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
+from cli.config_options import DecodeOption, PrefillOption, ServingOption, config_files
 from cli.start import interrupts_exit
 
 with interrupts_exit():
@@ -11,7 +12,6 @@ with interrupts_exit():
 ladder = typer.Typer(help="Ladders and budgets: check them, see them resolved, fit them.", no_args_is_help=True)
 
 _LARGEST = 2**31 - 1
-_Serving = Annotated[Path | None, typer.Option(help="The config that both share.", show_default="configs/serving.yaml")]
 
 
 @ladder.command()
@@ -37,13 +37,9 @@ def check(
 
 @ladder.command()
 def show(
-    serving: _Serving = None,
-    prefill_config: Annotated[
-        Path | None, typer.Option(help="The prefill service's own config.", show_default="configs/prefill.yaml")
-    ] = None,
-    decode_config: Annotated[
-        Path | None, typer.Option(help="The decode service's own config.", show_default="configs/decode.yaml")
-    ] = None,
+    serving: ServingOption = None,
+    prefill_config: PrefillOption = None,
+    decode_config: DecodeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with exact bytes.")] = False,
 ) -> None:
     """Print what a config resolves to: budgets, rungs kept and dropped, bytes.
@@ -54,10 +50,8 @@ def show(
     """
     with interrupts_exit():
         from cli.ladder_show import run
-        from cli.layout import ConfigFiles
 
-    given = {"serving": serving, "prefill": prefill_config, "decode": decode_config}
-    run(ConfigFiles(**{name: path for name, path in given.items() if path is not None}), as_json)
+    run(config_files(serving, prefill_config, decode_config), as_json)
 
 
 @ladder.command()
@@ -90,7 +84,7 @@ def suggest(
         Literal["prefill_text", "mixed"] | None,
         typer.Option(help="Which ladder.", show_default="prefill_text; mixed on decode"),
     ] = None,
-    serving: _Serving = None,
+    serving: ServingOption = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw padding against number of rungs: a .png, .svg or .pdf file.")
     ] = None,

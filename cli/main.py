@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from cli.config_options import DecodeOption, PrefillOption, ServingOption, config_files
 from cli.exit_codes import EXIT_INTERRUPTED
 from cli.ladder import ladder
 from cli.start import interrupts_exit, quiet_grpc
@@ -140,15 +141,9 @@ def generate(
 def up(
     prefill: Annotated[int, typer.Option(min=0, help="Prefill replicas.")] = 1,
     decode: Annotated[int, typer.Option(min=0, help="Decode replicas.")] = 1,
-    serving: Annotated[
-        Path | None, typer.Option(help="The config that both share.", show_default="configs/serving.yaml")
-    ] = None,
-    prefill_config: Annotated[
-        Path | None, typer.Option(help="The prefill service's own config.", show_default="configs/prefill.yaml")
-    ] = None,
-    decode_config: Annotated[
-        Path | None, typer.Option(help="The decode service's own config.", show_default="configs/decode.yaml")
-    ] = None,
+    serving: ServingOption = None,
+    prefill_config: PrefillOption = None,
+    decode_config: DecodeOption = None,
     ready_timeout: Annotated[float, typer.Option(help="Seconds until all have to be ready, more than 0.")] = 300.0,
 ) -> None:
     """Run both services on this machine.
@@ -158,15 +153,13 @@ def up(
     A process that dies is not started again: the rest goes on without it, until none of its kind is left.
     """
     with interrupts_exit():
-        from cli.layout import ConfigFiles
         from cli.up import run
 
     if not 0 < ready_timeout < math.inf:
         raise typer.BadParameter("needs seconds > 0", param_hint="--ready-timeout")
     if prefill + decode == 0:
         raise typer.BadParameter("nothing to start: --prefill and --decode are both 0")
-    given = {"serving": serving, "prefill": prefill_config, "decode": decode_config}
-    files = ConfigFiles(**{name: path for name, path in given.items() if path is not None})
+    files = config_files(serving, prefill_config, decode_config)
     raise typer.Exit(run(prefill, decode, files, ready_timeout))
 
 
