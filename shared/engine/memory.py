@@ -14,6 +14,9 @@ from shared.engine.pool import DevicePool
 from shared.engine.storage import storage_bytes
 from shared.kv.segment import Arrangement
 
+_TILES_BOUND = 1024
+"""Rows that work buffers of tiles are no larger than, however small the steps."""
+
 
 @dataclass(frozen=True)
 class StepBytes:
@@ -74,6 +77,16 @@ def step_bytes(
         head=storage_bytes(computer.head_buffers),
         rope_table=storage_bytes(computer.spec.rope_table),
     )
+
+
+def step_bytes_bound(config: ModelConfig, walks: Sequence[ResolvedWalk], max_num_rows: int, block_size: int) -> int:
+    """No less than `step_bytes`, whatever the ops: at once, where the exact figure takes a second of imports."""
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    num_tokens = max((rung for walk in walks for rung in walk.ladder.rungs), default=0) + _TILES_BOUND
+    a_token = config.hidden_size + config.intermediate_size + (2 * heads + 2 * kv_heads) * config.head_dim
+    a_row = config.vocab_size + 2 * config.hidden_size + 2 * -(-config.max_model_len // block_size)
+    rope_table = config.max_model_len * config.head_dim
+    return 4 * (16 * num_tokens * a_token + (max_num_rows + _TILES_BOUND) * a_row + rope_table)
 
 
 def kv_pool_bytes(config: ModelConfig, dtype: str, block_size: int, num_blocks: int, *, kernels: str = "torch") -> int:

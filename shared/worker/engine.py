@@ -11,7 +11,7 @@ import torch
 
 from shared.config.resolve import ResolvedServing, ResolvedWalk
 from shared.config.serving import ServingConfig
-from shared.engine.memory import step_bytes
+from shared.engine.memory import step_bytes, step_bytes_bound
 from shared.engine.models.registry import model_fingerprint, resolve_model
 from shared.engine.runner import LoadedModel, Runner, load_model
 from shared.errors import ConfigError, KvTransferError
@@ -147,17 +147,20 @@ def token_walk(resolved: ResolvedServing, walk: ResolvedWalk) -> TokenWalk:
 
 def _make_runner(model: LoadedModel, pool: KvPool, load: EngineLoad, kernels: str) -> Runner:
     """The runner, unless its buffers are larger than this machine's memory or what is left of it."""
-    block_size, rows = pool.layout.block_size, load.max_num_rows
-    needed = step_bytes(model.config, model.dtype, load.walks, rows, block_size, kernels=kernels).total
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    walks, rows, block_size = load.walks, load.max_num_rows, pool.layout.block_size
+
+    def needed() -> int:
+        return step_bytes(model.config, model.dtype, walks, rows, block_size, kernels=kernels).total
+
     try:
-        if needed < installed:
-            return Runner(model, pool, load.walks, max_num_rows=load.max_num_rows)
+        if step_bytes_bound(model.config, walks, rows, block_size) < installed or needed() < installed:
+            return Runner(model, pool, walks, max_num_rows=rows)
     except RuntimeError as error:  # torch's way to say so
         log.debug("buffers_not_allocated", error=str(error))
-    rungs = {f"{walk.node}.{walk.name}": walk.ladder.top for walk in load.walks}
+    rungs = {f"{walk.node}.{walk.name}": walk.ladder.top for walk in walks}
     raise ConfigError(
-        f"steps of {load.max_num_rows} rows and these top rungs need buffers of {needed / 2**30:.1f} GiB, which is "
+        f"steps of {rows} rows and these top rungs need buffers of {needed() / 2**30:.1f} GiB, which is "
         f"more memory than there is: {', '.join(f'{name} {top}' for name, top in rungs.items())}; "
         "needs smaller max_num_seqs, or smaller rungs and budgets"
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shared.config.resolve import ResolvedWalk
-from shared.engine.memory import kv_pool_bytes, step_bytes
+from shared.engine.memory import kv_pool_bytes, step_bytes, step_bytes_bound
 from shared.engine.models.config import read_config
 from shared.engine.runner import Runner, load_model
 from shared.errors import ModelLoadError
@@ -105,3 +105,15 @@ def test_pool_by_hand(tmp_path: Path, dtype: str, size: int) -> None:
 def test_dtype_that_is_not_served(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="float16"):
         step_bytes(read_config(write_tiny_model(tmp_path)), "float16", LADDERS["prefill"], 6, 32)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("dtype", "kernels"), [("float32", "torch"), ("bfloat16", "torch"), ("auto", "auto")])
+def test_the_bound_is_never_below_the_exact_figure(tmp_path: Path, model_type: str, dtype: str, kernels: str) -> None:
+    config = read_config(write_tiny_model(tmp_path / model_type, model_type))
+    for rungs in ((), (1,), (32, 512), (100_000,)):
+        walks = [ResolvedWalk("prefill", "prefill_text", None, Ladder(rungs))]
+        for max_num_rows in (1, 64, 5000):
+            for block_size in (1, 8, 32, 512):
+                exact = step_bytes(config, dtype, walks, max_num_rows, block_size, kernels=kernels).total
+                assert step_bytes_bound(config, walks, max_num_rows, block_size) >= exact
