@@ -16,7 +16,7 @@ setup: .venv/.installed .venv/.kernels .venv/.model
 	@$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-.venv/.kernels: .venv/.installed shared/engine/kernels/kernels.cpp shared/engine/kernels/build.py
+.venv/.kernels: .venv/.installed $(wildcard shared/engine/kernels/*.cpp shared/engine/kernels/*.h) shared/engine/kernels/build.py
 	@echo "Compiling the kernels for this machine's kind of CPU, once"
 	@$(BIN)/python -m shared.engine.kernels.build
 	@touch $@

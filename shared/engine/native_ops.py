@@ -1,4 +1,4 @@
-"""The ops by native kernels (`shared/engine/kernels/kernels.cpp`), for bfloat16 weights and KV in blocks of 32 tokens.
+"""The ops by native kernels (`shared/engine/kernels/`), for bfloat16 weights and KV in blocks of 32 tokens.
 
 Calls can be noted once and run together: a step's layers are one call then, during which other Python threads go on.
 """

@@ -1,6 +1,6 @@
 """Compiles the kernels for every instruction set there is code for; `python -m shared.engine.kernels.build`.
 
-What is compiled lies in the cache beside the models, under a name that has a digest of source and command: a change of
+What is compiled lies in the cache beside the models, under a name that has a digest of sources and command: a change of
 either compiles anew, and versions do not meet. Which one runs is chosen when it is loaded (`library.py`).
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from shared.engine.models.catalog import cache_root
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
+_SOURCES = sorted(path for pattern in ("*.cpp", "*.h") for path in SOURCE.parent.glob(pattern))
 # Features by name, and not -march=native: what is compiled may be loaded on another machine.
 FLAGS_BY_ISA = {
     "avx512_bf16": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-Wno-maybe-uninitialized"),
@@ -30,9 +31,10 @@ class BuildError(Exception):
 
 def library_path(isa: str) -> Path:
     """Where the kernels for an instruction set lie once they are compiled."""
-    command = " ".join((*_FLAGS, *FLAGS_BY_ISA[isa]))
-    digest = hashlib.sha256(SOURCE.read_bytes() + command.encode()).hexdigest()[:16]
-    return cache_root() / "kernels" / f"{isa}-{digest}.so"
+    digest = hashlib.sha256(" ".join((*_FLAGS, *FLAGS_BY_ISA[isa])).encode())
+    for source in _SOURCES:
+        digest.update(source.name.encode() + source.read_bytes())
+    return cache_root() / "kernels" / f"{isa}-{digest.hexdigest()[:16]}.so"
 
 
 def build(isa: str) -> Path:

@@ -1,0 +1,63 @@
+// The primitives of AVX512_BF16: vectors of 16 floats, and products of pairs of bfloat16.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "types.h"
+
+namespace {
+
+using Vec = __m512;
+using Act = bf16;  // activations: what is multiplied by weights
+constexpr int kWidth = 16, kMaxRows = 12;
+template <int R>
+constexpr int kVectors = 2;  // columns of one pass over a panel, in vectors
+
+inline Vec zero() { return _mm512_setzero_ps(); }
+inline Vec splat(float x) { return _mm512_set1_ps(x); }
+inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline Vec load(const bf16* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+inline void store(bf16* p, Vec v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
+inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec fnma(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }
+inline Vec round(Vec a) { return _mm512_roundscale_ps(a, 0); }
+inline Vec times_power_of_two(Vec p, Vec n) { return _mm512_scalef_ps(p, n); }
+inline float sum(Vec v) { return _mm512_reduce_add_ps(v); }
+inline float highest(Vec v) { return _mm512_reduce_max_ps(v); }
+// `v` in the first `count` places, `other` behind.
+inline Vec keep_first(Vec v, int64_t count, Vec other) {
+  return _mm512_mask_mov_ps(other, (__mmask16)((1u << count) - 1), v);
+}
+
+template <int R, bool kPrefetch>
+inline __attribute__((always_inline)) void accumulate(const Act* a, int64_t lda, const bf16* b, int64_t num_k,
+                                                      Vec (&acc)[R][kVectors<R>], int64_t ahead) {
+  for (int64_t k = 0; k < num_k; k += 2, b += 2 * kPanel) {
+    const auto b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + kPanel);
+    if constexpr (kPrefetch) {
+      _mm_prefetch(b + ahead, _MM_HINT_T0);
+      _mm_prefetch(b + ahead + kPanel, _MM_HINT_T0);
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      int pair;
+      std::memcpy(&pair, a + r * lda + k, sizeof pair);
+      const auto value = (__m512bh)_mm512_set1_epi32(pair);
+      acc[r][0] = _mm512_dpbf16_ps(acc[r][0], value, b0);
+      acc[r][1] = _mm512_dpbf16_ps(acc[r][1], value, b1);
+    }
+  }
+}
+
+}  // namespace
