@@ -9,7 +9,7 @@ in one step. Ceilings are measured before and after with as many threads; quote 
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import structlog
@@ -40,26 +40,41 @@ class Figures:
 
 
 class Bench:
-    """A runner with random prompts."""
+    """A runner with random prompts.
 
-    def __init__(self, model: LoadedModel) -> None:
-        num_blocks = 1 + max(rows * -(-(length + 1) // BLOCK_SIZE) for rows, length in (DECODE | PREFILL).values())
+    Args:
+        model: what it runs.
+        shapes: the (rows, tokens) that will be asked for.
+    """
+
+    def __init__(self, model: LoadedModel, shapes: Iterable[tuple[int, int]] = (DECODE | PREFILL).values()) -> None:
+        sizes = list(shapes)
+        num_blocks = 1 + max(rows * -(-(length + 1) // BLOCK_SIZE) for rows, length in sizes)
+        max_num_rows = max(rows for rows, _ in sizes)
         pool = KvPool.anonymous(model.kv_layout(BLOCK_SIZE), num_blocks, "benchmark")
         walks = [
             ResolvedWalk("prefill", "prefill_text", TOP_RUNG, Ladder((TOP_RUNG,))),
-            ResolvedWalk("decode", "decode", None, Ladder((32,))),
+            ResolvedWalk("decode", "decode", None, Ladder((max_num_rows,))),
         ]
         self._vocab_size = model.config.vocab_size
-        self._runner = Runner(model, pool, walks, max_num_rows=32)
+        self._runner = Runner(model, pool, walks, max_num_rows=max_num_rows)
 
-    def tokens_a_second(self, walk: str, num_rows: int, length: int, repeats: int) -> float:
-        """Of prompts of `length` tokens, or of single tokens behind so many."""
+    def tokens_a_second(self, walk: str, num_rows: int, length: int, repeats: int, start: int = 0) -> float:
+        """Of prompts of `length` tokens, or of single tokens behind so many.
+
+        Args:
+            walk: "prefill_text" or "decode".
+            num_rows: prompts in the step.
+            length: tokens.
+            repeats: steps timed, of which the median counts.
+            start: tokens of the prompts that are there already: a step of a long prompt's later tokens.
+        """
         is_decode = walk == "decode"
-        num_blocks = -(-(length + 1) // BLOCK_SIZE)
+        num_blocks = -(-(start + length + 1) // BLOCK_SIZE)
         rows = [
             StepRow(
                 torch.randint(self._vocab_size, (1 if is_decode else length,)).tolist(),
-                length if is_decode else 0,
+                length if is_decode else start,
                 range(1 + index * num_blocks, 1 + (index + 1) * num_blocks),
                 wants_logits=True,
             )
