@@ -6,8 +6,10 @@ runs at a time.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from shared.engine.models.decoder import Activations, run_layers
@@ -32,13 +34,19 @@ class _Staged:
     """Integers that are written on the host and read on a device; on the host itself both are the same memory."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.host = zeros(size, dtype=torch.int64)
-        self._device = self.host if device == self.host.device else zeros(size, dtype=torch.int64, device=device)
+        host = zeros(size, dtype=torch.int64)
+        self._host = host
+        self._device = host if device == host.device else zeros(size, dtype=torch.int64, device=device)
+
+    @property
+    def values(self) -> npt.NDArray[np.int64]:
+        """The host's memory."""
+        return self._host.numpy()
 
     def first(self, size: int) -> torch.Tensor:
         """The first `size` of them, on the device."""
-        if self._device is not self.host:
-            self._device[:size].copy_(self.host[:size])
+        if self._device is not self._host:
+            self._device[:size].copy_(self._host[:size])
         return self._device[:size]
 
 
@@ -46,40 +54,71 @@ class StepInputs:
     """What changes from step to step, written with numpy into memory that torch reads."""
 
     def __init__(
-        self, num_tokens: int, num_rows: int, num_blocks_a_row: int, block_size: int, device: torch.device
+        self,
+        num_tokens: int,
+        num_rows: int,
+        num_blocks_a_row: int,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
     ) -> None:
+        """Allocates for steps of up to so many tokens and rows, whose blocks are of a pool of `num_blocks`."""
         self._block_size = block_size
-        self._device = device
+        self._num_blocks = num_blocks
         self._token_ids, self._positions, self._slots = (_Staged(num_tokens, device) for _ in range(3))
+        self._logit_tokens = _Staged(num_rows, device)
         self._row_starts = zeros(num_rows + 1, dtype=torch.int64)
         self._kv_lens = zeros(num_rows, dtype=torch.int64)
         self._block_table = zeros(num_rows, num_blocks_a_row, dtype=torch.int64)
+        self._tables: list[Sequence[int]] = [()] * num_rows
 
     def load(self, rows: Sequence[StepRow]) -> LoadedStep:
-        """Writes the rows of a step, in order."""
-        num_tokens = 0
-        for index, row in enumerate(rows):
-            end = num_tokens + len(row.token_ids)
-            num_blocks = -(-row.kv_len // self._block_size)
-            positions = np.arange(row.start, row.kv_len)
-            table = self._block_table[index].numpy()
-            table[:num_blocks] = row.block_table[:num_blocks]
-            self._token_ids.host[num_tokens:end].numpy()[:] = row.token_ids
-            self._positions.host[num_tokens:end].numpy()[:] = positions
-            slots = table[positions // self._block_size] * self._block_size + positions % self._block_size
-            self._slots.host[num_tokens:end].numpy()[:] = slots
-            self._kv_lens[index] = row.kv_len
-            self._row_starts[index + 1] = num_tokens = end
-        wanted = [index + 1 for index, row in enumerate(rows) if row.wants_logits]
+        """Writes the rows of a step, in order.
+
+        A table that stands where it stood in the last step is not written again, so a step of the same decode rows
+        costs the same however long they are.
+        """
+        num_rows = len(rows)
+        self._write_tables(rows)
+        row_starts, kv_lens = self._row_starts.numpy()[: num_rows + 1], self._kv_lens.numpy()[:num_rows]
+        lens = np.fromiter((len(row.token_ids) for row in rows), np.int64, num_rows)
+        starts = np.fromiter((row.start for row in rows), np.int64, num_rows)
+        np.cumsum(lens, out=row_starts[1:])
+        np.add(starts, lens, out=kv_lens)
+        num_tokens = int(row_starts[-1])
+        self._token_ids.values[:num_tokens] = np.fromiter(
+            chain.from_iterable(row.token_ids for row in rows), np.int64, num_tokens
+        )
+        #   token     0 1 2 | 3 | 4 5      rows of 3, 1 and 2 tokens that start at positions 3, 0 and 1
+        #   row       0 0 0 | 1 | 2 2
+        #   position  3 4 5 | 0 | 1 2      = token + (start - row_start) of its row
+        row_of_token = np.repeat(np.arange(num_rows), lens)
+        positions = self._positions.values[:num_tokens]
+        np.add(np.arange(num_tokens), (starts - row_starts[:-1])[row_of_token], out=positions)
+        blocks, offsets = np.divmod(positions, self._block_size)
+        block_ids = self._block_table.numpy()[row_of_token, blocks]
+        np.add(block_ids * self._block_size, offsets, out=self._slots.values[:num_tokens])
+        wanted = [index for index, row in enumerate(rows) if row.wants_logits]
+        self._logit_tokens.values[: len(wanted)] = row_starts[1:][wanted] - 1
         packed = PackedStep(
             positions=self._positions.first(num_tokens),
             slots=self._slots.first(num_tokens),
-            row_starts=self._row_starts[: len(rows) + 1],
-            kv_lens=self._kv_lens[: len(rows)],
-            block_table=self._block_table[: len(rows)],
+            row_starts=self._row_starts[: num_rows + 1],
+            kv_lens=self._kv_lens[:num_rows],
+            block_table=self._block_table[:num_rows],
         )
-        logit_tokens = (self._row_starts[wanted] - 1).to(self._device)
-        return LoadedStep(self._token_ids.first(num_tokens), packed, logit_tokens)
+        return LoadedStep(self._token_ids.first(num_tokens), packed, self._logit_tokens.first(len(wanted)))
+
+    def _write_tables(self, rows: Sequence[StepRow]) -> None:
+        width = self._block_table.shape[1]
+        for index, row in enumerate(rows):
+            table = row.block_table
+            if table is not self._tables[index]:
+                blocks = np.asarray(table[:width], np.int64)
+                assert 0 <= blocks.min() <= blocks.max() < self._num_blocks, "a block that is not in the pool"
+                self._block_table.numpy()[index, : len(blocks)] = blocks
+                # What can change in place must be written every time.
+                self._tables[index] = table if isinstance(table, tuple) else ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +139,9 @@ class StepBuffers:
         activations, kernels = _activations(model, spec, num_tokens), model.ops.kernels(spec, num_tokens)
         return cls(
             num_tokens=num_tokens,
-            inputs=StepInputs(num_tokens, num_rows, num_blocks_a_row, spec.block_size, model.device),
+            inputs=StepInputs(
+                num_tokens, num_rows, num_blocks_a_row, spec.pool.shape[0], spec.block_size, model.device
+            ),
             activations=activations,
             kernels=kernels,
             program=kernels.program(

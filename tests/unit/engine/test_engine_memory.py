@@ -78,8 +78,8 @@ def test_parts_by_hand(tmp_path: Path) -> None:
 
     found = step_bytes(config, "float32", LADDERS["prefill"], 6, 32)
 
-    # 100 tokens: ids, positions, slots; 6 rows: starts, lengths, 16 blocks each
-    assert found.inputs == 8 * (3 * 100 + 7 + 6 + 6 * 16)
+    # 100 tokens: ids, positions, slots; 6 rows: starts, lengths, places of logits, 16 blocks each
+    assert found.inputs == 8 * (3 * 100 + 7 + 6 + 6 + 6 * 16)
     # up to a multiple of 16 rows: hidden, normed, qkv, attended, inner
     assert found.activations == 4 * 112 * (64 + 64 + 128 + 64 + 96)
     assert found.head == 4 * 16 * (64 + 64 + 272)

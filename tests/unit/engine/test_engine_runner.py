@@ -50,8 +50,14 @@ def row(num_tokens: int, first_block: int = 1, *, wants_logits: bool = True) -> 
     return StepRow(list(range(num_tokens)), 0, table, wants_logits)
 
 
+def make_inputs() -> StepInputs:
+    return StepInputs(
+        num_tokens=8, num_rows=3, num_blocks_a_row=2, num_blocks=7, block_size=4, device=torch.device("cpu")
+    )
+
+
 def test_inputs_are_laid_out_row_by_row() -> None:
-    inputs = StepInputs(num_tokens=8, num_rows=3, num_blocks_a_row=2, block_size=4, device=torch.device("cpu"))
+    inputs = make_inputs()
     rows = [
         StepRow([7, 8, 9], 3, [5, 2, 1], wants_logits=False),
         StepRow([6], 0, [3], wants_logits=True),
@@ -71,7 +77,7 @@ def test_inputs_are_laid_out_row_by_row() -> None:
 
 
 def test_smaller_step_after_a_larger_one_leaves_nothing_behind() -> None:
-    inputs = StepInputs(num_tokens=8, num_rows=3, num_blocks_a_row=2, block_size=4, device=torch.device("cpu"))
+    inputs = make_inputs()
     inputs.load([StepRow([1] * 5, 0, [1, 2], wants_logits=True), StepRow([2], 0, [3], wants_logits=True)])
 
     step = inputs.load([StepRow([9], 2, [5], wants_logits=False)])
@@ -79,6 +85,37 @@ def test_smaller_step_after_a_larger_one_leaves_nothing_behind() -> None:
     assert (step.packed.num_tokens, step.packed.num_rows) == (1, 1)
     assert step.token_ids.tolist() == [9]
     assert step.logit_tokens.tolist() == []
+
+
+def test_table_that_stays_in_its_place_is_kept_and_one_that_moves_is_written() -> None:
+    inputs = make_inputs()
+    first, second = (1, 2), (3, 4)
+    inputs.load([StepRow([1], 3, first, wants_logits=True), StepRow([1], 5, second, wants_logits=True)])
+
+    step = inputs.load([StepRow([1], 4, first, wants_logits=True), StepRow([1], 6, second, wants_logits=True)])
+    assert step.packed.slots.tolist() == [2 * 4 + 0, 4 * 4 + 2]
+    assert step.packed.kv_lens.tolist() == [5, 7]
+
+    step = inputs.load([StepRow([1], 7, second, wants_logits=True)])
+    assert step.packed.slots.tolist() == [4 * 4 + 3]
+    assert step.packed.block_table.tolist() == [[3, 4]]
+
+
+def test_table_that_changes_in_place_is_written_again() -> None:
+    inputs = make_inputs()
+    table = [1, 2]
+    inputs.load([StepRow([1], 3, table, wants_logits=True)])
+    table[1] = 5
+
+    step = inputs.load([StepRow([1], 4, table, wants_logits=True)])
+
+    assert step.packed.slots.tolist() == [5 * 4]
+
+
+@pytest.mark.parametrize("block", [-1, 7])
+def test_block_outside_the_pool_is_never_computed_with(block: int) -> None:
+    with pytest.raises(AssertionError, match="not in the pool"):
+        make_inputs().load([StepRow([1], 0, (block,), wants_logits=True)])
 
 
 def test_logits_are_of_the_rows_that_want_them_in_order(model: LoadedModel) -> None:
