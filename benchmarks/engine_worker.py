@@ -1,0 +1,105 @@
+"""The bare engine as a process of its own: answers one JSON line for each that it reads, until its input ends.
+
+Started by `benchmarks.engine_process`, which describes the requests. It computes only while it is asked something, so
+that services can be measured in between.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+
+from benchmarks.ceilings import measure_ceilings, seconds_of
+from benchmarks.engine import BLOCK_SIZE, Bench
+from cli.layout import ConfigFiles
+from shared.config.load import load_serving
+from shared.engine.models.registry import resolve_model
+from shared.engine.runner import LoadedModel, load_model
+
+_NUM_COPIES = 7
+
+
+class Worker:
+    """Answers requests about one model.
+
+    Args:
+        model: what is measured.
+        shapes: the (rows, tokens) that will be asked for.
+    """
+
+    def __init__(self, model: LoadedModel, shapes: list[tuple[int, int]]) -> None:
+        self._model = model
+        self._bench = Bench(model, shapes)
+        self._answers: Mapping[str, Callable[..., object]] = {
+            "rate": self.rate,
+            "ceilings": self.ceilings,
+            "copy": self.copy,
+            "model": self.facts,
+        }
+
+    def answer(self, request: Mapping[str, Any]) -> object:
+        """Calls what `request["ask"]` names with the other keys."""
+        return self._answers[request["ask"]](**{key: value for key, value in request.items() if key != "ask"})
+
+    def rate(self, threads: int, walk: str, rows: int, length: int, repeats: int, start: int) -> float:
+        """Tokens a second; see `Bench.tokens_a_second`."""
+        torch.set_num_threads(threads)
+        return self._bench.tokens_a_second(walk, rows, length, repeats, start)
+
+    def ceilings(self, threads: int) -> dict[str, float]:
+        """See `measure_ceilings`."""
+        return asdict(measure_ceilings(threads))
+
+    def copy(self, tokens: int) -> float:
+        """Median seconds of copying the KV of so many tokens between two buffers that are there already."""
+        num_blocks = -(-tokens // BLOCK_SIZE)
+        num_bytes = num_blocks * self._model.kv_layout(BLOCK_SIZE).block_bytes
+        source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
+        return seconds_of(lambda: np.copyto(target, source), _NUM_COPIES)
+
+    def facts(self) -> dict[str, float | str]:
+        """What bounds are computed from."""
+        config, weights = self._model.config, self._model.weights
+        matrices = [
+            weight.data for layer in weights.layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        ]
+        head = weights.lm_head.data
+        return {
+            "kernels": self._model.ops.name,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "weight_bytes": sum(matrix.numel() * matrix.element_size() for matrix in [*matrices, head]),
+            "layer_weights": sum(matrix.numel() for matrix in matrices),
+            "head_weights": head.numel(),
+            "kv_bytes_a_token": self._model.kv_layout(BLOCK_SIZE).block_bytes / BLOCK_SIZE,
+            "attention_flops_a_pair": 4 * config.num_layers * config.num_heads * config.head_dim,
+            "max_model_len": config.max_model_len,
+            "vocab_size": config.vocab_size,
+        }
+
+
+def main() -> int:
+    """Serves until the input ends; returns the exit code."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    shapes = [(rows, length) for rows, length in json.loads(sys.argv[1])]
+    serving = load_serving(ConfigFiles().serving)
+    model = load_model(
+        resolve_model(serving.model),
+        serving.dtype,
+        serving.max_model_len,
+        block_size=BLOCK_SIZE,
+        kernels=serving.kernels,
+    )
+    worker = Worker(model, shapes)
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(worker.answer(json.loads(line))) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
