@@ -8,7 +8,7 @@ from shared.engine.buffers import LoadedStep, StepBuffers, row_buffer
 from shared.engine.models.decoder import run_layers
 from shared.engine.models.loaded import LoadedModel
 from shared.engine.models.rope import rope_table
-from shared.engine.ops import AttentionSpec, Kernels
+from shared.engine.ops import AttentionSpec, HeadBuffers, Kernels
 from shared.engine.pool import BlockPool
 from shared.engine.step import StepRow
 
@@ -18,22 +18,22 @@ class StepComputer:
 
     Attributes:
         spec: what attention works on.
-        head_buffers: hidden states, normed ones, and logits of the rows that want logits.
+        head_buffers: of the rows that want logits.
     """
 
     def __init__(self, model: LoadedModel, pool: BlockPool, max_num_rows: int) -> None:
         self._model = model
         self.spec = _attention_spec(model, pool)
         hidden_size, vocab_size = model.config.hidden_size, model.config.vocab_size
-        self.head_buffers = (
-            row_buffer(model, max_num_rows, hidden_size),
-            row_buffer(model, max_num_rows, hidden_size, model.ops.activation_dtype),
-            row_buffer(model, max_num_rows, vocab_size),
+        self.head_buffers = HeadBuffers(
+            hidden=row_buffer(model, max_num_rows, hidden_size),
+            normed=row_buffer(model, max_num_rows, hidden_size, model.ops.activation_dtype),
+            logits=row_buffer(model, max_num_rows, vocab_size),
         )
 
     def allocate(self, num_tokens: int, num_rows: int) -> StepBuffers:
         """Buffers for steps of up to so many tokens in up to so many rows."""
-        return StepBuffers.allocate(self._model, self.spec, num_tokens, num_rows)
+        return StepBuffers.allocate(self._model, self.spec, self.head_buffers, num_tokens, num_rows)
 
     @torch.inference_mode()
     def compute(self, buffers: StepBuffers, rows: Sequence[StepRow]) -> torch.Tensor:
@@ -42,43 +42,40 @@ class StepComputer:
         Returns:
             float32 [rows that want logits, vocab_size], valid until the next call.
         """
-        step = self.load(buffers, rows)
+        step = self.begin(buffers, rows)
         if buffers.program is not None:
             buffers.program()
-        else:
-            self.run_layers(buffers.first(step.packed.num_tokens), buffers.kernels)
+            return self.head_buffers.logits[: step.packed.num_logits]
+        self.embed(buffers, step)
+        self.run_layers(buffers.first(step.packed.num_tokens), buffers.kernels)
         return self.logits(buffers, step)
 
-    def load(self, buffers: StepBuffers, rows: Sequence[StepRow]) -> LoadedStep:
-        """Writes a step into the buffers: inputs, the beginning of the residual stream, and what attention plans."""
+    def begin(self, buffers: StepBuffers, rows: Sequence[StepRow]) -> LoadedStep:
+        """Writes a step into the buffers: inputs, vectors that are not looked up, and what attention plans."""
         step = buffers.inputs.load(rows)
-        self._embed(rows, step.token_ids, buffers.activations.hidden[: step.packed.num_tokens])
-        buffers.kernels.begin_step(step.packed)
-        return step
-
-    def run_layers(self, buffers: StepBuffers, kernels: Kernels) -> None:
-        """Takes the residual stream of all tokens of `buffers` through the layers of the step loaded last."""
-        run_layers(self._model.weights, self._model.config.norm_eps, kernels, buffers.activations)
-
-    def logits(self, buffers: StepBuffers, step: LoadedStep) -> torch.Tensor:
-        """As `compute`, once the layers have run."""
-        weights, count = self._model.weights, step.logit_tokens.shape[0]
-        last_hidden, last_normed, logits = (buffer[:count] for buffer in self.head_buffers)
-        if count > 0:
-            torch.index_select(buffers.activations.hidden, 0, step.logit_tokens, out=last_hidden)
-            buffers.kernels.rmsnorm(last_hidden, weights.norm, self._model.config.norm_eps, last_normed)
-            buffers.kernels.linear(last_normed, weights.lm_head, logits)
-        return logits
-
-    def _embed(self, rows: Sequence[StepRow], token_ids: torch.Tensor, hidden: torch.Tensor) -> None:
-        """Begins the residual stream: rows of the embedding table, or the vectors that stand in their place."""
-        hidden.copy_(self._model.weights.embedding.index_select(0, token_ids))
         first = 0
         for row in rows:
             if row.input_embeddings is not None:
                 vectors = torch.tensor(row.input_embeddings)
-                hidden[first : first + len(vectors)].copy_(vectors)
+                buffers.activations.hidden[first : first + len(vectors)].copy_(vectors)
             first += len(row.token_ids)
+        buffers.kernels.begin_step(step.packed)
+        return step
+
+    def embed(self, buffers: StepBuffers, step: LoadedStep) -> None:
+        """Begins the residual stream."""
+        hidden = buffers.activations.hidden[: step.packed.num_tokens]
+        buffers.kernels.embed(step.token_ids, self._model.weights.embedding, hidden)
+
+    def run_layers(self, buffers: StepBuffers, kernels: Kernels) -> None:
+        """Takes the residual stream of all tokens of `buffers` through the layers of the step that has begun."""
+        run_layers(self._model.weights, self._model.config.norm_eps, kernels, buffers.activations)
+
+    def logits(self, buffers: StepBuffers, step: LoadedStep) -> torch.Tensor:
+        """As `compute`, once the layers have run."""
+        weights, eps, hidden = self._model.weights, self._model.config.norm_eps, buffers.activations.hidden
+        buffers.kernels.head(hidden, step.logit_tokens, weights.norm, eps, weights.lm_head, self.head_buffers)
+        return self.head_buffers.logits[: step.packed.num_logits]
 
 
 def _attention_spec(model: LoadedModel, pool: BlockPool) -> AttentionSpec:

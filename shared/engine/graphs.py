@@ -15,9 +15,9 @@ from typing import Protocol
 
 import torch
 
-from shared.engine.buffers import StepBuffers
+from shared.engine.buffers import LoadedStep, StepBuffers
 from shared.engine.compute import StepComputer
-from shared.engine.ops import HeadNorms, Kernels, PackedStep, Weight
+from shared.engine.ops import HeadBuffers, HeadNorms, Kernels, PackedStep, Weight
 from shared.engine.padding import with_padding
 from shared.engine.step import StepRow
 
@@ -48,12 +48,17 @@ class GraphCapture:
         """As `Capture.run`."""
         rows = with_padding(rows, self._buffers.num_tokens)
         if not self._parts:
-            self._computer.load(self._buffers, rows)
+            self._begin(rows)
             self._parts = self._record()
-        step = self._computer.load(self._buffers, rows)
+        step = self._begin(rows)
         for part in self._parts:
             part()
         return self._computer.logits(self._buffers, step)
+
+    def _begin(self, rows: Sequence[StepRow]) -> LoadedStep:
+        step = self._computer.begin(self._buffers, rows)
+        self._computer.embed(self._buffers, step)
+        return step
 
     def _record(self) -> list[Work]:
         """Records the layers; a step must be loaded, for what is not recorded to run in the warm-up."""
@@ -86,6 +91,20 @@ class _NotingKernels:
 
     def begin_step(self, step: PackedStep) -> None:  # noqa: ARG002  as `Kernels` has it
         raise AssertionError("a step begins before its layers run")
+
+    def embed(self, token_ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:  # noqa: ARG002  as above
+        raise AssertionError("a step begins before its layers run")
+
+    def head(
+        self,
+        hidden: torch.Tensor,  # noqa: ARG002  as above
+        logit_tokens: torch.Tensor,  # noqa: ARG002  as above
+        norm: torch.Tensor,  # noqa: ARG002  as above
+        eps: float,  # noqa: ARG002  as above
+        lm_head: Weight,  # noqa: ARG002  as above
+        buffers: HeadBuffers,  # noqa: ARG002  as above
+    ) -> None:
+        raise AssertionError("logits come after the layers")
 
     def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
         self._note(partial(self._kernels.rmsnorm, x, weight, eps, out), is_static=True)

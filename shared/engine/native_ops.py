@@ -10,7 +10,7 @@ import torch
 from shared.engine.kernels import library as native
 from shared.engine.kernels.library import KernelLibrary, Op, Shape, Step
 from shared.engine.models.config import ModelConfig
-from shared.engine.ops import AttentionSpec, HeadNorms, Kernels, PackedStep, Weight
+from shared.engine.ops import AttentionSpec, HeadBuffers, HeadNorms, Kernels, PackedStep, Weight
 
 PANEL = 32
 """Outputs of a panel of weights, and tokens of a block."""
@@ -83,6 +83,8 @@ class NativeKernels:
 
     def begin_step(self, step: PackedStep) -> None:
         """As `Kernels.begin_step`."""
+        if step is self._packed:
+            return
         self._packed = step  # whose memory is read while it runs
         self._step.positions = step.positions.data_ptr()
         self._step.slots = step.slots.data_ptr()
@@ -91,7 +93,29 @@ class NativeKernels:
         self._step.block_table = step.block_table.data_ptr()
         self._step.num_tokens = step.num_tokens
         self._step.num_rows = step.num_rows
+        self._step.num_logits = step.num_logits
         self._step.block_table_stride = step.block_table.stride(0)
+
+    def embed(self, token_ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
+        """As `Kernels.embed`."""
+        self._do(native.EMBED, token_ids, table, None, out, num_outputs=out.shape[1])
+
+    def head(
+        self,
+        hidden: torch.Tensor,
+        logit_tokens: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        lm_head: Weight,
+        buffers: HeadBuffers,
+    ) -> None:
+        """As `Kernels.head`."""
+        num_rows = len(logit_tokens) if self._noted is None else native.STEP_LOGITS
+        if num_rows == 0:
+            return
+        size = hidden.shape[1]
+        self._do(native.NORM_AT, hidden, norm, logit_tokens, buffers.normed, rows=num_rows, num_outputs=size, eps=eps)
+        self._multiply(native.LINEAR_FLOAT, buffers.normed, lm_head, buffers.logits, rows=num_rows)
 
     def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
         """As `Kernels.rmsnorm`."""
@@ -121,8 +145,9 @@ class NativeKernels:
         """As `Kernels.attention`."""
         self._do(native.ATTENTION, qkv, None, None, out, layer=layer)
 
-    def _multiply(self, kind: int, x: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
-        self._do(kind, x, weight.data, weight.bias, out, num_k=weight.num_inputs, num_outputs=weight.num_outputs)
+    def _multiply(self, kind: int, x: torch.Tensor, weight: Weight, out: torch.Tensor, rows: int | None = None) -> None:
+        size = {"num_k": weight.num_inputs, "num_outputs": weight.num_outputs}
+        self._do(kind, x, weight.data, weight.bias, out, rows=rows, **size)
 
     def _do(
         self,
@@ -132,16 +157,18 @@ class NativeKernels:
         extra: torch.Tensor | None,
         y: torch.Tensor,
         *,
+        rows: int | None = None,
         num_k: int = 0,
         num_outputs: int = 0,
         layer: int = 0,
         eps: float = 0.0,
     ) -> None:
-        is_noted = self._noted is not None
-        num_rows = 0 if is_noted else len(y)
-        if not is_noted and num_rows == 0:
-            return
-        op = Op(kind, _address(x), _address(w), _address(extra), _address(y), num_rows, num_k, num_outputs, layer, eps)
+        """Runs an op, or notes it; on all rows of `y`, unless `rows` says otherwise."""
+        if rows is None:
+            rows = len(y) if self._noted is None else native.STEP_TOKENS
+            if self._noted is None and rows == 0:
+                return
+        op = Op(kind, _address(x), _address(w), _address(extra), _address(y), rows, num_k, num_outputs, layer, eps)
         if self._noted is not None:
             self._noted.append(op)
         else:

@@ -76,6 +76,8 @@ class PackedStep:
     """[num_rows]: tokens that the row attends to, its own included"""
     block_table: torch.Tensor
     """[num_rows, most blocks of a row]: block ids; what lies beyond kv_len is not defined"""
+    num_logits: int = 0
+    """Tokens whose logits are wanted."""
 
     @property
     def num_tokens(self) -> int:
@@ -88,6 +90,22 @@ class PackedStep:
         return self.kv_lens.shape[0]
 
 
+@dataclass(frozen=True)
+class HeadBuffers:
+    """Static memory of the LM head, for as many tokens as can want logits."""
+
+    hidden: torch.Tensor
+    """float32 [most tokens, hidden_size]"""
+    normed: torch.Tensor
+    """[most tokens, hidden_size]"""
+    logits: torch.Tensor
+    """float32 [most tokens, vocab_size]"""
+
+    def first(self, num_tokens: int) -> "HeadBuffers":
+        """The same memory for fewer tokens."""
+        return HeadBuffers(self.hidden[:num_tokens], self.normed[:num_tokens], self.logits[:num_tokens])
+
+
 class Kernels(Protocol):
     """The ops of one model, with their work buffers for steps up to some size.
 
@@ -98,11 +116,29 @@ class Kernels(Protocol):
     def program(self, layers: Callable[["Kernels"], None]) -> Callable[[], None] | None:
         """What makes the calls of `layers` at once, for whatever step has begun; None where that is no cheaper.
 
-        The calls are noted here and now. They must be on whole static buffers: tokens past the step's are left alone.
+        The calls are noted here and now. They must be on whole static buffers: tokens past the step's are left alone,
+        and so are `logit_tokens` past its `num_logits`.
         """
 
     def begin_step(self, step: PackedStep) -> None:
         """Makes `step` the one that `rope_and_write` and `attention` work on, until the next call."""
+
+    def embed(self, token_ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
+        """Into `out` [num_tokens, hidden_size], float32: rows of `table`. A token below 0 has its vector there already.
+
+        token_ids is int64 [num_tokens], table [vocab_size, hidden_size].
+        """
+
+    def head(
+        self,
+        hidden: torch.Tensor,
+        logit_tokens: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        lm_head: Weight,
+        buffers: HeadBuffers,
+    ) -> None:
+        """Into the first rows of `buffers.logits`: rmsnorm(hidden[token]) Wᵀ for each of `logit_tokens`, int64."""
 
     def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
         """Into `out`: x / sqrt(mean(x²) + eps) * weight (Zhang & Sennrich 2019). x is float32."""

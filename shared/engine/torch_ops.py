@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from shared.engine.ops import AttentionSpec, HeadNorms, Kernels, PackedStep, Weight
+from shared.engine.ops import AttentionSpec, HeadBuffers, HeadNorms, Kernels, PackedStep, Weight
 from shared.engine.storage import zeros
 from shared.engine.torch_attention import TiledAttention
 from shared.engine.torch_linear import ROW_MULTIPLE, TiledLinear, padded
@@ -89,6 +89,27 @@ class TorchKernels:
         first = block * rows_a_block + offset
         torch.add(first[:, None], heads * spec.block_size, out=self._cache_index[:num_tokens])
         self._attention.begin_step(step)
+
+    def embed(self, token_ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
+        """As `Kernels.embed`."""
+        has_id = (token_ids >= 0)[:, None]
+        out.copy_(torch.where(has_id, table.index_select(0, token_ids.clamp(min=0)), out))
+
+    def head(
+        self,
+        hidden: torch.Tensor,
+        logit_tokens: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        lm_head: Weight,
+        buffers: HeadBuffers,
+    ) -> None:
+        """As `Kernels.head`."""
+        buffers = buffers.first(len(logit_tokens))
+        if len(logit_tokens) > 0:
+            torch.index_select(hidden, 0, logit_tokens, out=buffers.hidden)
+            self.rmsnorm(buffers.hidden, norm, eps, buffers.normed)
+            self.linear(buffers.normed, lm_head, buffers.logits)
 
     def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
         """As `Kernels.rmsnorm`."""

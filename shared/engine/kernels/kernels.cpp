@@ -22,19 +22,19 @@
 
 namespace {
 
-enum Kind : int64_t { kNorm, kLinear, kLinearFloat, kLinearAdd, kLinearSilu, kRopeAndWrite, kAttention };
+enum Kind : int64_t { kNorm, kLinear, kLinearFloat, kLinearAdd, kLinearSilu, kRopeAndWrite, kAttention, kEmbed, kNormAt };
 
-// One op on static memory. num_rows 0: the step's tokens.
+// One op on static memory. num_rows 0: the step's tokens; below 0: those of them that want logits.
 struct Op {
   int64_t kind;
-  const void *x, *w, *extra;  // extra: a bias, or the norm of keys
+  const void *x, *w, *extra;  // extra: a bias, the norm of keys, or the tokens that are meant
   void* y;
   int64_t num_rows, num_k, num_outputs, layer;
   double eps;
 };
 
 void run(const Op& op, const Step& step, const Shape& shape, const std::vector<AttentionItem>& items) {
-  const int64_t num_rows = op.num_rows ? op.num_rows : step.num_tokens;
+  const int64_t num_rows = op.num_rows > 0 ? op.num_rows : op.num_rows == 0 ? step.num_tokens : step.num_logits;
   const auto *x = (const Act*)op.x;
   const auto *w = (const float*)op.w, *extra = (const float*)op.extra;
   auto *y = (Act*)op.y;
@@ -46,6 +46,8 @@ void run(const Op& op, const Step& step, const Shape& shape, const std::vector<A
     case kLinearAdd: return linear_add(product);
     case kLinearSilu: return linear_silu(product);
     case kRopeAndWrite: return rope_and_write(y, step, shape, op.layer, {w, extra, (float)op.eps});
+    case kEmbed: return embed((const int64_t*)op.x, (const bf16*)op.w, (float*)op.y, num_rows, op.num_outputs);
+    case kNormAt: return rmsnorm_at((const float*)op.x, (const int64_t*)op.extra, w, y, num_rows, op.num_outputs, (float)op.eps);
     case kAttention: return attention(x, step, shape, op.layer, items, y);
   }
 }

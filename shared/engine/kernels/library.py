@@ -12,12 +12,14 @@ from shared.engine.kernels.build import library_path
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
-NORM, LINEAR, LINEAR_FLOAT, LINEAR_ADD, LINEAR_SILU, ROPE_AND_WRITE, ATTENTION = range(7)
+NORM, LINEAR, LINEAR_FLOAT, LINEAR_ADD, LINEAR_SILU, ROPE_AND_WRITE, ATTENTION, EMBED, NORM_AT = range(9)
 """Kinds of ops, as in kernels.cpp."""
+STEP_TOKENS, STEP_LOGITS = 0, -1
+"""Rows of an op that are counted when it runs: the step's tokens, or those of them that want logits."""
 
 
 class Op(ctypes.Structure):
-    """One op on static memory; `num_rows` 0 stands for the tokens of the step. Field for field kernels.cpp's."""
+    """One op on static memory; `num_rows` may be STEP_TOKENS or STEP_LOGITS. Field for field kernels.cpp's."""
 
     _fields_ = (
         ("kind", _INT),
@@ -44,6 +46,7 @@ class Step(ctypes.Structure):
         ("block_table", _POINTER),
         ("num_tokens", _INT),
         ("num_rows", _INT),
+        ("num_logits", _INT),
         ("block_table_stride", _INT),
     )
 

@@ -25,6 +25,19 @@ void rmsnorm(const float* x, const float* w, Act* y, int64_t num_rows, int64_t s
   });
 }
 
+// y[i] = row tokens[i] of x, normed.
+void rmsnorm_at(const float* x, const int64_t* tokens, const float* w, Act* y, int64_t num_rows, int64_t size, float eps) {
+  share(num_rows, [=](int64_t i) { norm_row(x + tokens[i] * size, w, y + i * size, size, eps); });
+}
+
+// y[t] = row ids[t] of the table; a token with an id below 0 has its vector in y already.
+void embed(const int64_t* ids, const bf16* table, float* y, int64_t num_rows, int64_t size) {
+  share((num_rows + 15) / 16, [=](int64_t i) {
+    for (int64_t t = i * 16; t < std::min(num_rows, i * 16 + 16); t++)
+      for (int64_t j = 0; ids[t] >= 0 && j < size; j += kWidth) store(y + t * size + j, load(table + ids[t] * size + j));
+  });
+}
+
 struct HeadNorms {
   const float *query, *key;  // [head_dim] each, or none
   float eps;

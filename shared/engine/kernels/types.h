@@ -11,7 +11,7 @@ constexpr int64_t kMaxHeadDim = 256;
 
 struct Step {
   const int64_t *positions, *slots, *row_starts, *kv_lens, *block_table;
-  int64_t num_tokens, num_rows, block_table_stride;
+  int64_t num_tokens, num_rows, num_logits, block_table_stride;
 };
 
 struct Shape {
