@@ -24,6 +24,8 @@ _NUM_FIRST_TOKENS = 17
 _MIN_FIRST_REPEATS = 3
 _MAX_FIRST_REPEATS = 15
 _MIN_GAPS = 300
+_AHEAD_LEN = 512
+_AHEAD_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -275,12 +277,22 @@ def hand_over_bound_s(copy_s: float) -> float:
 async def _decode_round(
     bench: Bench, num_streams: int, prompt_len: int, max_tokens: int
 ) -> tuple[list[list[float]], Cores]:
+    """Streams that begin together.
+
+    Prompts that arrive one by one would not be computed in one step: the first streams would be done before the last
+    ones are under way. So they all arrive while a longer prompt is computed.
+    """
     streams = bench.streams(num_streams, prompt_len, max_tokens)
-    async with under_way(streams) as tasks:
-        meter = _CpuMeter(bench.deployed.pids, bench.threads)
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        cores = meter.cores()
-        await asyncio.gather(*tasks)
+    async with asyncio.TaskGroup() as group:
+        if num_streams > 1:
+            (ahead,) = bench.streams(1, _AHEAD_LEN, 1)
+            group.create_task(ahead.run())
+            await asyncio.sleep(_AHEAD_S)
+        async with under_way(streams) as tasks:
+            meter = _CpuMeter(bench.deployed.pids, bench.threads)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            cores = meter.cores()
+            await asyncio.gather(*tasks)
     return [stream.arrivals for stream in streams], cores
 
 
