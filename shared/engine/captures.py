@@ -14,13 +14,13 @@ from shared.engine.buffers import StepBuffers
 from shared.engine.compute import StepComputer
 from shared.engine.graphs import GraphCapture, Recorder
 from shared.engine.padding import with_padding
-from shared.engine.step import StepRow
+from shared.engine.step import BeforeCompute, StepRow, do_nothing
 
 
 class Capture(Protocol):
     """Runs the steps of one rung. Its first run prepares it, whatever the rows."""
 
-    def run(self, rows: Sequence[StepRow]) -> torch.Tensor:
+    def run(self, rows: Sequence[StepRow], before_compute: BeforeCompute = do_nothing) -> torch.Tensor:
         """As `StepComputer.compute`, for rows of no more tokens than the rung."""
 
 
@@ -33,10 +33,10 @@ class BufferCapture:
     computes_padding: bool
     """Whether steps are filled up to the rung, as on a GPU. Costs time; results are the same."""
 
-    def run(self, rows: Sequence[StepRow]) -> torch.Tensor:
+    def run(self, rows: Sequence[StepRow], before_compute: BeforeCompute = do_nothing) -> torch.Tensor:
         """As `Capture.run`."""
         filled = with_padding(rows, self.buffers.num_tokens) if self.computes_padding else rows
-        return self.computer.compute(self.buffers, filled)
+        return self.computer.compute(self.buffers, filled, before_compute)
 
 
 class Captures:

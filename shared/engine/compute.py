@@ -10,7 +10,7 @@ from shared.engine.models.loaded import LoadedModel
 from shared.engine.models.rope import rope_table
 from shared.engine.ops import AttentionSpec, HeadBuffers, Kernels
 from shared.engine.pool import BlockPool
-from shared.engine.step import StepRow
+from shared.engine.step import BeforeCompute, StepRow, do_nothing
 
 
 class StepComputer:
@@ -36,13 +36,16 @@ class StepComputer:
         return StepBuffers.allocate(self._model, self.spec, self.head_buffers, num_tokens, num_rows)
 
     @torch.inference_mode()
-    def compute(self, buffers: StepBuffers, rows: Sequence[StepRow]) -> torch.Tensor:
+    def compute(
+        self, buffers: StepBuffers, rows: Sequence[StepRow], before_compute: BeforeCompute = do_nothing
+    ) -> torch.Tensor:
         """Writes the KV of all rows.
 
         Returns:
             float32 [rows that want logits, vocab_size], valid until the next call.
         """
         step = self.begin(buffers, rows)
+        before_compute()
         if buffers.program is not None:
             buffers.program()
             return self.head_buffers.logits[: step.packed.num_logits]

@@ -19,7 +19,7 @@ from shared.engine.buffers import LoadedStep, StepBuffers
 from shared.engine.compute import StepComputer
 from shared.engine.ops import HeadBuffers, HeadNorms, Kernels, PackedStep, Weight
 from shared.engine.padding import with_padding
-from shared.engine.step import StepRow
+from shared.engine.step import BeforeCompute, StepRow, do_nothing
 
 Work = Callable[[], None]
 
@@ -44,13 +44,14 @@ class GraphCapture:
         self._parts: Sequence[Work] = ()
 
     @torch.inference_mode()
-    def run(self, rows: Sequence[StepRow]) -> torch.Tensor:
+    def run(self, rows: Sequence[StepRow], before_compute: BeforeCompute = do_nothing) -> torch.Tensor:
         """As `Capture.run`."""
         rows = with_padding(rows, self._buffers.num_tokens)
         if not self._parts:
             self._begin(rows)
             self._parts = self._record()
         step = self._begin(rows)
+        before_compute()
         for part in self._parts:
             part()
         return self._computer.logits(self._buffers, step)

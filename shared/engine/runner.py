@@ -24,7 +24,7 @@ from shared.engine.models.loaded import LoadedModel, load_model
 from shared.engine.padding import scratch_rows
 from shared.engine.pool import BlockPool
 from shared.engine.stats import RungTiming, WalkStats
-from shared.engine.step import StepRow
+from shared.engine.step import BeforeCompute, StepRow, do_nothing
 
 __all__ = ["LoadedModel", "Runner", "load_model"]
 
@@ -88,12 +88,13 @@ class Runner:
         """Rungs by walk that warm-up has prepared; any thread may ask."""
         return self._num_prepared_rungs
 
-    def run(self, walk: str, rows: Sequence[StepRow]) -> torch.Tensor:
+    def run(self, walk: str, rows: Sequence[StepRow], before_compute: BeforeCompute = do_nothing) -> torch.Tensor:
         """Computes one step: writes the KV of all its tokens, and gives the logits that are wanted.
 
         Args:
             walk: which of the node's walks this is.
             rows: at least one, of different sequences, within the limits that the runner was made for.
+            before_compute: called once the step is loaded. What it wakes in other threads runs while the step does.
 
         Returns:
             float32 [rows that want logits, vocab_size], in row order. It is the runner's own buffer: valid until
@@ -104,7 +105,7 @@ class Runner:
         num_tokens = sum(len(row.token_ids) for row in rows)
         rung = self.walks[walk].ladder.rung_for(num_tokens)
         capture = self._captures.unpadded(num_tokens) if rung is None else self._captures.of_rung(rung)
-        logits = capture.run(rows)
+        logits = capture.run(rows, before_compute)
         wait_for(self._device)
         stats = self._stats[walk].with_step(num_tokens, rung, time.perf_counter() - started)
         self._stats = MappingProxyType({**self._stats, walk: stats})

@@ -1,10 +1,17 @@
 """What one row of a step computes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+BeforeCompute = Callable[[], None]
+"""Called once a step is planned and loaded, and nothing is left but to compute it."""
+
+
+def do_nothing() -> None:
+    """The `BeforeCompute` of who waits for nothing."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,12 @@
 """The step loop: sequences submitted, cancelled and stepped, on a thread of its own.
 
 1. Take commands: sequences submitted, request ids cancelled.
-2. Step (`shared.worker.stepper`): plan, run, sample.
-3. Publish what happened, all of one step together, to the event loop.
+2. Plan the step and load it (`shared.worker.stepper`).
+3. Publish what the step before did, all of it together, to the event loop.
+4. Compute, and sample.
+
+So the event loop detokenizes, streams and admits while a step computes, which needs no interpreter, and not between two
+steps, where both threads would want it. A step with none to follow is published at once.
 
 A step that fails fails its own sequences and no others. Anything else that goes wrong ends the loop, is
 published as `LoopStopped`, and ends the service: a restart is better than a half-broken engine.
@@ -11,7 +15,7 @@ published as `LoopStopped`, and ends the service: a restart is better than a hal
 import contextvars
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -74,6 +78,7 @@ class StepLoop:
         max_num_sequences: int,
     ) -> None:
         self._stepper = Stepper(runner, walks)
+        self._events: list[StepEvent] = []
         self._publish = publish
         self._num_threads = num_threads
         self._commands: queue.Queue[_Submit | _Cancel | None] = queue.Queue(3 * max_num_sequences + 1)
@@ -104,29 +109,29 @@ class StepLoop:
         error = None
         try:
             while self._take_commands():
-                self._publish_all(self._stepper.step())
+                events = self._stepper.step(self._publish_events)
+                self._events.extend(events)
         except Exception as failure:  # the thread's last frame: report, never vanish
             log.exception("step_loop_failed")
             error = f"{type(failure).__name__}: {failure}"
-        self._publish([LoopStopped(error)])
+        self._events.append(LoopStopped(error))
+        self._publish_events()
 
     def _take_commands(self) -> bool:
         """Applies all waiting commands; blocks while there is nothing to run. False: stop."""
-        retired: list[Retired] = []
         while self._stepper.is_idle or not self._commands.empty():
-            if retired and self._commands.empty():
-                self._publish_all(retired)
-                retired = []
+            if self._stepper.is_idle and self._commands.empty():
+                self._publish_events()
             match self._commands.get():
                 case None:
                     return False
                 case _Submit(sequence):
                     self._stepper.add(sequence)
                 case _Cancel(request_id):
-                    retired += self._stepper.drop(request_id)
-        if retired:
-            self._publish_all(retired)
+                    self._events += self._stepper.drop(request_id)
         return True
 
-    def _publish_all(self, events: Iterable[StepEvent]) -> None:
-        self._publish(list(events))
+    def _publish_events(self) -> None:
+        if self._events:
+            self._publish(self._events)
+            self._events = []

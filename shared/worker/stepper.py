@@ -8,7 +8,7 @@ from typing import Protocol
 import structlog
 import torch
 
-from shared.engine.step import StepRow
+from shared.engine.step import BeforeCompute, StepRow, do_nothing
 from shared.planning import plan_step
 from shared.sampling.sampler import sample
 from shared.text.stopping import Finish, token_finish
@@ -55,7 +55,7 @@ SequenceEvent = ChunkLanded | TokenSampled | Retired
 class StepRunner(Protocol):
     """What steps need of `shared.engine.runner.Runner`."""
 
-    def run(self, walk: str, rows: list[StepRow]) -> torch.Tensor:
+    def run(self, walk: str, rows: list[StepRow], before_compute: BeforeCompute) -> torch.Tensor:
         """Runs one packed step; float32 logits [rows that want them, vocab]."""
 
 
@@ -95,8 +95,10 @@ class Stepper:
         self._sequences = [sequence for sequence in self._sequences if sequence.request_id != request_id]
         return [Retired(request_id, num_computed_tokens=sequence.num_computed_tokens) for sequence in dropped]
 
-    def step(self) -> list[SequenceEvent]:
+    def step(self, before_compute: BeforeCompute = do_nothing) -> list[SequenceEvent]:
         """Computes one step of the sequences, of which there must be some; returns what it did.
+
+        `before_compute` is called once all is ready for it, unless the step fails before.
 
         A step that fails retires its own sequences and no others; so does a row whose logits are no numbers.
         """
@@ -104,7 +106,7 @@ class Stepper:
         rows = [sequence.step_row(num_tokens) for sequence, num_tokens in planned]
         started = time.perf_counter()
         try:
-            logits = self._runner.run(walk, rows)
+            logits = self._runner.run(walk, rows, before_compute)
         except RuntimeError as failure:
             log.exception("step_failed", walk=walk, num_rows=len(rows))
             return [self._fail(sequence, str(failure)) for sequence, _ in planned]

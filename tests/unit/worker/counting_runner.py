@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shared.engine.step import StepRow
+from shared.engine.step import BeforeCompute, StepRow
 
 VOCAB_SIZE = 100
 
@@ -16,7 +16,8 @@ class CountingRunner:
         self.steps: list[tuple[str, list[StepRow]]] = []
         self._fail_on = fail_on
 
-    def run(self, walk: str, rows: Sequence[StepRow]) -> torch.Tensor:
+    def run(self, walk: str, rows: Sequence[StepRow], before_compute: BeforeCompute) -> torch.Tensor:
+        before_compute()
         self.steps.append((walk, list(rows)))
         if any(self._fail_on in row.token_ids for row in rows):
             raise RuntimeError("no memory")

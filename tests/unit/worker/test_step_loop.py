@@ -1,10 +1,12 @@
 import queue
+import threading
 from collections.abc import Iterator
+from collections.abc import Sequence as AbcSequence
 from contextlib import contextmanager
 
 import torch
 
-from shared.engine.step import StepRow
+from shared.engine.step import BeforeCompute, StepRow
 from shared.ladder import Ladder
 from shared.planning import StepLimits
 from shared.sampling.params import SamplingParams
@@ -167,8 +169,8 @@ def test_a_failed_step_fails_its_sequences_and_no_later_one() -> None:
 
 def test_a_row_whose_logits_are_no_numbers_fails_alone() -> None:
     class NanRunner(CountingRunner):
-        def run(self, walk: str, rows: list[StepRow]) -> torch.Tensor:  # type: ignore[override]  # the loop passes a list
-            logits = super().run(walk, rows)
+        def run(self, walk: str, rows: AbcSequence[StepRow], before_compute: BeforeCompute) -> torch.Tensor:
+            logits = super().run(walk, rows, before_compute)
             logits[[row.token_ids[-1] == 66 for row in rows]] = float("nan")
             return logits
 
@@ -183,10 +185,36 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone() -> None:
         ]
 
 
+def test_a_step_is_published_when_the_next_one_is_loaded_and_before_it_computes() -> None:
+    published: list[list[StepEvent]] = []
+    seen: list[tuple[int, int]] = []
+    is_done = threading.Event()
+
+    class WatchingRunner(CountingRunner):
+        def run(self, walk: str, rows: AbcSequence[StepRow], before_compute: BeforeCompute) -> torch.Tensor:
+            num_loaded = len(published)
+            logits = super().run(walk, rows, before_compute)
+            seen.append((num_loaded, len(published)))
+            return logits
+
+    def publish(events: list[StepEvent]) -> None:
+        published.append(events)
+        if isinstance(events[-1], Retired):
+            is_done.set()
+
+    loop = StepLoop(WatchingRunner(), DECODE, publish, num_threads=1, max_num_sequences=4)
+    loop.submit(sequence("a", [1], max_tokens=3))
+    loop.start()
+    assert is_done.wait(WAIT_S), "the last step is published though none follows"
+    loop.stop()
+    assert seen == [(0, 0), (0, 1), (1, 2)]
+    assert [type(step[0]) for step in published] == [ChunkLanded, TokenSampled, TokenSampled, LoopStopped]
+
+
 def test_a_broken_loop_says_so() -> None:
     class BrokenRunner(CountingRunner):
-        def run(self, walk: str, rows: object) -> object:  # type: ignore[override]  # never returns
-            raise AssertionError(f"{walk} went wrong with {rows}")
+        def run(self, walk: str, rows: AbcSequence[StepRow], before_compute: BeforeCompute) -> torch.Tensor:
+            raise AssertionError(f"{walk} went wrong with {rows} before {before_compute}")
 
     with running(BrokenRunner(), DECODE, sequence("a", [1])) as started:
         (stopped,) = started.next()

@@ -5,7 +5,7 @@ from collections.abc import Sequence as AbcSequence
 
 import torch
 
-from shared.engine.step import StepRow
+from shared.engine.step import BeforeCompute, StepRow
 from shared.worker.step_loop import Retired, StepEvent, StepLoop
 from tests.unit.worker.counting_runner import CountingRunner
 from tests.unit.worker.test_step_loop import PREFILL, WAIT_S, sequence
@@ -16,10 +16,10 @@ def test_all_that_run_may_leave_and_all_that_follow_may_come_and_leave() -> None
     published: queue.Queue[list[StepEvent]] = queue.Queue()
 
     class LeavingRunner(CountingRunner):
-        def run(self, walk: str, rows: AbcSequence[StepRow]) -> torch.Tensor:
+        def run(self, walk: str, rows: AbcSequence[StepRow], before_compute: BeforeCompute) -> torch.Tensor:
             loop.cancel("a")
             loop.cancel("b")
-            return super().run(walk, rows)
+            return super().run(walk, rows, before_compute)
 
     def publish(events: list[StepEvent]) -> None:
         published.put(events)
