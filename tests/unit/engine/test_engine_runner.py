@@ -12,7 +12,7 @@ from shared.engine.buffers import StepBuffers, StepInputs
 from shared.engine.compute import StepComputer
 from shared.engine.runner import LoadedModel, Runner, load_model
 from shared.engine.stats import StepTotals
-from shared.engine.step import StepRow
+from shared.engine.step import BeforeCompute, StepRow
 from shared.errors import ModelLoadError
 from shared.kv.pool import KvPool
 from shared.ladder import Ladder
@@ -272,9 +272,11 @@ def test_no_more_is_dispatched_than_the_budget_though_more_rows_may_run(
 ) -> None:
     dispatched, compute = [], StepComputer.compute
 
-    def recording_compute(self: StepComputer, buffers: StepBuffers, rows: Sequence[StepRow]) -> torch.Tensor:
+    def recording_compute(
+        self: StepComputer, buffers: StepBuffers, rows: Sequence[StepRow], before_compute: BeforeCompute
+    ) -> torch.Tensor:
         dispatched.append(sum(len(row.token_ids) for row in rows))
-        return compute(self, buffers, rows)
+        return compute(self, buffers, rows, before_compute)
 
     monkeypatch.setattr(StepComputer, "compute", recording_compute)
     runner, _ = make_runner(model, prompts(4, budget=budget), max_num_rows=4)
