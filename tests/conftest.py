@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import structlog
 
+from shared.engine.kernels.library import KernelLibrary
 from shared.engine.models.registry import import_model
+from tests.kernel_libraries import emulated_library, native_library
 from tests.tiny_models import write_tiny_model
 
 
@@ -31,3 +33,12 @@ def smollm2_dir() -> Path:
 def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with a tokenizer of bytes."""
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "llama")
+
+
+@pytest.fixture(scope="session", params=["native", "avx512_emulated"])
+def kernel_library(request: pytest.FixtureRequest) -> KernelLibrary:
+    """Each of the kernel libraries that can run here."""
+    if request.param == "native":
+        return native_library()
+    cache: pytest.Cache = request.config.cache
+    return emulated_library(cache.mkdir("kernels"))

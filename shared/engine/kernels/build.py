@@ -10,18 +10,24 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from shared.engine.models.catalog import cache_root
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
-_SOURCES = sorted(path for pattern in ("*.cpp", "*.h") for path in SOURCE.parent.glob(pattern))
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+KERNEL_SOURCES = sorted(path for pattern in ("*.cpp", "*.h") for path in _SOURCE.parent.glob(pattern))
 # Features by name, and not -march=native: what is compiled may be loaded on another machine.
 FLAGS_BY_ISA = {
     "avx512_bf16": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-Wno-maybe-uninitialized"),
     "avx2": ("-mavx2", "-mfma"),
 }
-_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-Wall", "-Wextra", "-Werror")
+# No contraction: a product and a sum are one instruction only where the code says so, or the same sum might be rounded
+# otherwise for another number of rows.
+_FLAGS = (
+    *("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=off"),
+    *("-Wall", "-Wextra", "-Werror"),
+)
 _TIMEOUT_S = 300
 
 
@@ -32,7 +38,7 @@ class BuildError(Exception):
 def library_path(isa: str) -> Path:
     """Where the kernels for an instruction set lie once they are compiled."""
     digest = hashlib.sha256(" ".join((*_FLAGS, *FLAGS_BY_ISA[isa])).encode())
-    for source in _SOURCES:
+    for source in KERNEL_SOURCES:
         digest.update(source.name.encode() + source.read_bytes())
     return cache_root() / "kernels" / f"{isa}-{digest.hexdigest()[:16]}.so"
 
@@ -44,15 +50,28 @@ def build(isa: str) -> Path:
         BuildError: there is no compiler, or it fails.
     """
     path = library_path(isa)
-    if path.exists():
-        return path
+    if not path.exists():
+        compile_library(path, FLAGS_BY_ISA[isa])
+    return path
+
+
+def compile_library(path: Path, flags: Sequence[str]) -> None:
+    """Compiles the kernels into `path`, which is there only once it is whole.
+
+    Args:
+        path: of the library; its directory is made.
+        flags: of the compiler, behind those that all libraries share.
+
+    Raises:
+        BuildError: there is no compiler, or it fails.
+    """
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise BuildError("no C++ compiler was found (g++ or clang++, or what CXX names)")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         output = Path(directory) / path.name
-        command = [compiler, *_FLAGS, *FLAGS_BY_ISA[isa], str(SOURCE), "-o", str(output)]
+        command = [compiler, *_FLAGS, *flags, str(_SOURCE), "-o", str(output)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)  # noqa: S603
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -60,7 +79,6 @@ def build(isa: str) -> Path:
         if done.returncode != 0:
             raise BuildError(f"{compiler} failed:\n{done.stderr}")
         output.replace(path)
-    return path
 
 
 def main() -> int:

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from shared.engine.kernels.build import build
-from shared.engine.kernels.library import KernelLibrary, best_isa, find_library
+from shared.engine.kernels.library import KernelLibrary
 from shared.engine.native_ops import NativeKernels, NativeOps
 from shared.engine.ops import AttentionSpec, HeadNorms, PackedStep
 
@@ -14,20 +13,8 @@ ROWS = (1, 2, 3, 5, 6, 7, 11, 12, 13, 24, 25, 95, 96, 97, 200)
 
 
 @pytest.fixture(scope="module")
-def library() -> KernelLibrary:
-    isa = best_isa()
-    if isa is None:
-        pytest.skip("this CPU has no instruction set that there are kernels for")
-    build(isa)
-    find_library.cache_clear()
-    found = find_library()
-    assert isinstance(found, KernelLibrary), found
-    return found
-
-
-@pytest.fixture(scope="module")
-def ops(library: KernelLibrary) -> NativeOps:
-    return NativeOps(library)
+def ops(kernel_library: KernelLibrary) -> NativeOps:
+    return NativeOps(kernel_library)
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
