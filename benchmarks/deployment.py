@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from baton_client import AsyncBatonClient
-from benchmarks.failures import BenchmarkError
+from baton_client import AsyncBatonClient, BatonClientError
+from benchmarks.command import BenchmarkError
 from cli.fleet import Fleet, FleetError
 from cli.layout import ConfigFiles, lay_out
 from cli.leftovers import remove_leftovers
@@ -21,6 +21,7 @@ NUM_KV_BLOCKS = 1024
 """Of each service: room for eight long streams and a long prompt beside them."""
 
 _READY_TIMEOUT_S = 120.0
+_CALL_TIMEOUT_S = 120.0
 _STOP_S = 10.0
 _NUM_LAST_LINES = 30
 
@@ -91,7 +92,7 @@ async def _running(num_prefill: int, settings: Mapping[str, str]) -> AsyncGenera
     lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
     fleet = Fleet(specs, lambda name, line: lines.append(f"{name} | {line}"))
     try:
-        async with fleet, AsyncBatonClient(layout.targets) as client:
+        async with fleet, AsyncBatonClient(layout.targets, timeout=_CALL_TIMEOUT_S) as client:
             try:
                 await fleet.start()
                 await fleet.wait_ready(_READY_TIMEOUT_S)
@@ -101,5 +102,7 @@ async def _running(num_prefill: int, settings: Mapping[str, str]) -> AsyncGenera
                 await fleet.stop(_STOP_S)
     except FleetError as error:
         raise BenchmarkError("\n".join([*lines, str(error)])) from error
+    except BatonClientError as error:
+        raise BenchmarkError("\n".join([*lines, f"{error.status.name}: {error.message}"])) from error
     finally:
         remove_leftovers(fleet, layout.shm_dir)

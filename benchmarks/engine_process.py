@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.failures import BenchmarkError
+from benchmarks.command import BenchmarkError
 
 ROOT = Path(__file__).resolve().parents[1]
 _STOP_S = 5.0

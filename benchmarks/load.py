@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 from baton_client import AsyncBatonClient
-from benchmarks.failures import BenchmarkError
+from benchmarks.command import BenchmarkError
 
 _POLL_S = 0.002
 

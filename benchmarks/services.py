@@ -17,16 +17,15 @@ with interrupts_exit():
     import gc
     import json
     import os
-    import signal
     import sys
     from collections.abc import Sequence
     from fnmatch import fnmatch
 
     from rich.console import Console
 
+    from benchmarks.command import end_on_sigterm, progress, run_to_end
     from benchmarks.deployment import running_single, running_split
     from benchmarks.engine_process import EngineProcess, running_engine
-    from benchmarks.failures import BenchmarkError
     from benchmarks.load import Prompts
     from benchmarks.services_report import Results, json_of, lines_of, rows_of, table_of
     from benchmarks.services_sections import (
@@ -83,31 +82,31 @@ class Run:
         self._results.ceilings_after = await self._engine.ceilings()
 
     async def _split(self) -> None:
-        _progress("starting a prefill and a decode service")
+        progress("starting a prefill and a decode service")
         async with running_split() as deployed:
             bench = Bench(self._engine, deployed, self._prompts, self._seconds)
             await _touch(bench)
             for name in self._sections:
                 if name in NUM_STREAMS:
-                    _progress(name)
+                    progress(name)
                     num_streams, prompt_len, max_tokens = NUM_STREAMS[name]
                     found = await measure_decoding(bench, num_streams, prompt_len, max_tokens)
                     self._results.decoding[num_streams] = found
                 elif name in PROMPT_LENS:
-                    _progress(name)
+                    progress(name)
                     walk = self._resolved.walk("prefill", "prefill_text")
                     threshold = self._resolved.long_prefill_token_threshold
                     length = PROMPT_LENS[name]
                     first = await measure_first_token(bench, length, walk.step_budget, threshold)
                     self._results.first_token[length] = first
                 elif name == "interference":
-                    _progress(f"{name}: split")
+                    progress(f"{name}: split")
                     self._results.engine["decode 8x128"] = await self._engine.decode(8, 128)
                     self._results.engine["prefill 1x2048"] = await self._engine.prefill(1, 2048, repeats=1)
                     self._results.interference["split"] = await measure_interference(bench)
 
     async def _single_interference(self, budget: int | None) -> None:
-        _progress(f"interference: one process, step budget {budget or 'as configured'}")
+        progress(f"interference: one process, step budget {budget or 'as configured'}")
         async with running_single(2, budget) as deployed:
             bench = Bench(self._engine, deployed, self._prompts, self._seconds, threads=2)
             await _touch(bench)
@@ -115,7 +114,7 @@ class Run:
             self._results.interference[name] = await measure_interference(bench)
 
     async def _one_process(self) -> None:
-        _progress("one-process")
+        progress("one-process")
         results = self._results.one_process
         async with running_single(2) as deployed:
             bench = Bench(self._engine, deployed, self._prompts, self._seconds, threads=2)
@@ -130,10 +129,9 @@ async def run(sections: Sequence[str], seconds: float, budgets: Sequence[int]) -
     """Measures.
 
     Raises:
-        BenchmarkError: a process did not start or ended, or a measurement would not mean what it says.
-        BatonClientError: a call failed.
+        BenchmarkError: a process did not start or ended, a call failed, or a measurement would not mean what it says.
     """
-    _progress("starting the engine")
+    progress("starting the engine")
     async with running_engine(_SHAPES) as engine:
         budget = resolve(load_serving(ConfigFiles().serving)).walk("decode", "mixed").step_budget
         results = Results(await engine.model(), await engine.ceilings(), budget or 0, _settings())
@@ -155,22 +153,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sections = [name for name in SECTIONS if any(fnmatch(name, pattern) for pattern in options.only)]
     if not sections:
         parser.error(f"no section is named {' or '.join(options.only)}; there are {', '.join(SECTIONS)}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def measure() -> int:
+        _print(asyncio.run(run(sections, options.seconds, options.budgets)), options.json)
+        return 0
+
+    end_on_sigterm()
     gc.freeze()
-    try:
-        results = asyncio.run(run(sections, options.seconds, options.budgets))
-    except KeyboardInterrupt:
-        return 130
-    except BenchmarkError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    if options.json:
+    return run_to_end(measure)
+
+
+def _print(results: Results, as_json: bool) -> None:
+    if as_json:
         sys.stdout.write(json.dumps(json_of(results)) + "\n")
-    else:
-        console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
-        console.print("\n".join(lines_of(results)), soft_wrap=True)
-        console.print(table_of(rows_of(results)))
-    return 0
+        return
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    console.print("\n".join(lines_of(results)), soft_wrap=True)
+    console.print(table_of(rows_of(results)))
 
 
 async def _touch(bench: Bench) -> None:
@@ -181,11 +180,6 @@ async def _touch(bench: Bench) -> None:
 
 def _settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.upper().startswith("BATON_")}
-
-
-def _progress(message: str) -> None:
-    sys.stderr.write(f"{message} …\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

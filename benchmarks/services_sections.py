@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from benchmarks.command import BenchmarkError
 from benchmarks.deployment import Deployed
 from benchmarks.engine_process import EngineProcess
-from benchmarks.failures import BenchmarkError
 from benchmarks.load import Prompts, TimedStream, under_way
 from benchmarks.procfs import beside_compute, machine_seconds, spent, thread_seconds
 from benchmarks.samples import Percentiles, Window, bursts_within, full_window, gaps_within, rate_within
@@ -24,6 +24,8 @@ _NUM_FIRST_TOKENS = 17
 _MIN_FIRST_REPEATS = 3
 _MAX_FIRST_REPEATS = 15
 _MIN_GAPS = 300
+_MIN_ENGINE_STEPS = 9
+_MAX_ENGINE_STEPS = 60
 _AHEAD_LEN = 512
 _AHEAD_S = 0.02
 
@@ -166,7 +168,7 @@ class _CpuMeter:
 async def measure_decoding(bench: Bench, num_streams: int, prompt_len: int, max_tokens: int) -> Decoding:
     """Rounds of streams, each between two looks at the engine."""
     context = prompt_len + max_tokens // 2
-    engine_rates = [await bench.engine.decode(num_streams, context, threads=bench.threads)]
+    engine_rates = [await _engine_rate(bench, num_streams, context)]
     rates: list[float] = []
     gaps: list[float] = []
     spreads: list[float] = []
@@ -182,7 +184,7 @@ async def measure_decoding(bench: Bench, num_streams: int, prompt_len: int, max_
         num_irregular += bursts.num_irregular
         cores.append(used)
         seconds += window.seconds
-        engine_rates.append(await bench.engine.decode(num_streams, context, threads=bench.threads))
+        engine_rates.append(await _engine_rate(bench, num_streams, context))
     gap_ms = _in_ms(gaps)
     return Decoding(
         num_streams=num_streams,
@@ -274,6 +276,11 @@ def hand_over_bound_s(copy_s: float) -> float:
     return 1.5 * copy_s + 0.002
 
 
+async def _engine_rate(bench: Bench, num_rows: int, context: int) -> float:
+    repeats = max(_MIN_ENGINE_STEPS, _MAX_ENGINE_STEPS // num_rows)
+    return await bench.engine.decode(num_rows, context, threads=bench.threads, repeats=repeats)
+
+
 async def _decode_round(
     bench: Bench, num_streams: int, prompt_len: int, max_tokens: int
 ) -> tuple[list[list[float]], Cores]:
@@ -282,17 +289,19 @@ async def _decode_round(
     Prompts that arrive one by one would not be computed in one step: the first streams would be done before the last
     ones are under way. So they all arrive while a longer prompt is computed.
     """
+    ahead = bench.streams(1 if num_streams > 1 else 0, _AHEAD_LEN, 1)
+    running = [asyncio.create_task(stream.run()) for stream in ahead]
+    await asyncio.sleep(_AHEAD_S)
     streams = bench.streams(num_streams, prompt_len, max_tokens)
-    async with asyncio.TaskGroup() as group:
-        if num_streams > 1:
-            (ahead,) = bench.streams(1, _AHEAD_LEN, 1)
-            group.create_task(ahead.run())
-            await asyncio.sleep(_AHEAD_S)
+    try:
         async with under_way(streams) as tasks:
             meter = _CpuMeter(bench.deployed.pids, bench.threads)
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             cores = meter.cores()
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*tasks, *running)
+    finally:
+        for task in running:
+            task.cancel()
     return [stream.arrivals for stream in streams], cores
 
 
