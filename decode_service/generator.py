@@ -47,7 +47,7 @@ log = structlog.get_logger()
 
 @dataclass
 class LiveRequest:
-    """A request and what has become of it. `sampled` holds at most one item a token, and one error."""
+    """A request and what has become of it. `sampled` holds at most one item a token, and two errors."""
 
     request: GenerationRequest
     arrived_s: float
@@ -180,13 +180,19 @@ class Generator:
                 async for event in events:
                     yield event
         self._submit(live, reservation, progress.num_fetched_tokens)
-        while True:
-            async with _deadline(live):
+        # One timer a request: a timeout around each wait would cost more than the wait.
+        timer = asyncio.get_running_loop().call_at(live.deadline_s, _expire, live)
+        try:
+            while True:
                 sampled = await live.sampled.get()
-            if isinstance(sampled, BatonError):
-                raise sampled
-            live.first_token_s = live.first_token_s or time.monotonic()
-            yield sampled
+                if isinstance(sampled, BatonError):
+                    raise sampled
+                if time.monotonic() >= live.deadline_s:
+                    raise _too_late(live)
+                live.first_token_s = live.first_token_s or time.monotonic()
+                yield sampled
+        finally:
+            timer.cancel()
 
     async def _follow_prefill(
         self, live: LiveRequest, reservation: Reservation, progress: KvProgress
@@ -244,7 +250,7 @@ class Generator:
             request=request,
             arrived_s=now,
             deadline_s=now + limit_s,
-            sampled=asyncio.Queue(request.max_total_len - request.prompt_len + 1),
+            sampled=asyncio.Queue(request.max_total_len - request.prompt_len + 2),
             token_ids=list(request.prompt_token_ids),
         )
         self._live[request.request_id] = live
@@ -320,6 +326,11 @@ async def _deadline(live: LiveRequest) -> AsyncGenerator[None]:
             yield
     except TimeoutError as error:
         raise _too_late(live) from error
+
+
+def _expire(live: LiveRequest) -> None:
+    """Ends the wait for the next token."""
+    live.sampled.put_nowait(_too_late(live))
 
 
 def _too_late(live: LiveRequest) -> DeadlineError:
