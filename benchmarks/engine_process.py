@@ -1,18 +1,12 @@
 """The bare engine beside what is measured: the handle of a `benchmarks.engine_worker` process."""
 
-import asyncio
 import json
 import sys
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from benchmarks.command import BenchmarkError
-
-ROOT = Path(__file__).resolve().parents[1]
-_STOP_S = 5.0
+from benchmarks.json_process import JsonProcess, running
 
 
 @dataclass(frozen=True)
@@ -57,52 +51,33 @@ class EngineProcess:
         BenchmarkError: the process has ended; standard error says why.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: JsonProcess) -> None:
         self._process = process
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
 
     async def decode(self, num_rows: int, context: int, *, threads: int = 1, repeats: int = 15) -> float:
         """Tokens a second of decode steps of so many rows with `context` tokens each: the median step's."""
-        return float(
-            await self._ask(
-                "rate", threads=threads, walk="decode", rows=num_rows, length=context, repeats=repeats, start=0
-            )
-        )
+        shape = {"rows": num_rows, "length": context, "start": 0}
+        rate: float = await self._process.ask("rate", threads=threads, walk="decode", repeats=repeats, **shape)
+        return rate
 
     async def prefill(self, num_rows: int, length: int, *, threads: int = 1, repeats: int = 3, start: int = 0) -> float:
         """Tokens a second of one step of so many prompts, or of their tokens from `start` on: the median step's."""
-        return float(
-            await self._ask(
-                "rate", threads=threads, walk="prefill_text", rows=num_rows, length=length, repeats=repeats, start=start
-            )
-        )
+        shape = {"rows": num_rows, "length": length, "start": start}
+        rate: float = await self._process.ask("rate", threads=threads, walk="prefill_text", repeats=repeats, **shape)
+        return rate
 
     async def copy_seconds(self, num_tokens: int) -> float:
         """Seconds that a copy of so many tokens' KV takes from memory to memory."""
-        return float(await self._ask("copy", tokens=num_tokens))
+        seconds: float = await self._process.ask("copy", tokens=num_tokens)
+        return seconds
 
     async def ceilings(self, threads: int = 1) -> Ceilings:
         """What the machine can do at most."""
-        return Ceilings(**await self._ask("ceilings", threads=threads))
+        return Ceilings(**await self._process.ask("ceilings", threads=threads))
 
     async def model(self) -> ModelFacts:
         """Of the configured model."""
-        return ModelFacts(**await self._ask("model"))
-
-    async def _ask(self, ask: str, **arguments: object) -> Any:  # noqa: ANN401 (JSON)
-        reader, writer = self._process.stdout, self._process.stdin
-        assert reader is not None
-        assert writer is not None
-        writer.write(json.dumps({"ask": ask, **arguments}).encode() + b"\n")
-        with suppress(ConnectionError):  # told below, as the end of its output
-            await writer.drain()
-        if not (line := await reader.readline()):
-            raise BenchmarkError(f"the engine's process ended with code {await self._process.wait()}")
-        return json.loads(line)
+        return ModelFacts(**await self._process.ask("model"))
 
 
 @asynccontextmanager
@@ -112,21 +87,6 @@ async def running_engine(shapes: Iterable[tuple[int, int]]) -> AsyncGenerator[En
     Args:
         shapes: the (rows, tokens) that will be asked for.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.engine_worker", json.dumps(list(shapes))),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=ROOT,
-        start_new_session=True,
-    )
-    try:
+    command = (sys.executable, "-m", "benchmarks.engine_worker", json.dumps(list(shapes)))
+    async with running("the engine", command) as process:
         yield EngineProcess(process)
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(_STOP_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()

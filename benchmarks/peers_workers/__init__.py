@@ -1,0 +1,1 @@
+"""Workers of `benchmarks.peers`: programs for other environments, which have no Baton."""
