@@ -50,6 +50,7 @@ class ResolvedServing:
         max_partial_prefills: most rows in a step that are a chunk of a longer prompt; 0: no cap.
         local_prefill_max_tokens: decode computes a prompt itself when no more than this is uncached; None: always.
         block_size: tokens a KV block.
+        weights: what linears hold: dtype or int8. KV that other weights made is other KV.
     """
 
     walks: tuple[ResolvedWalk, ...]
@@ -58,6 +59,7 @@ class ResolvedServing:
     max_partial_prefills: int
     local_prefill_max_tokens: int | None
     block_size: int
+    weights: str
 
     def walks_of(self, node: str) -> tuple[ResolvedWalk, ...]:
         """The walks that a node prepares captures for."""
@@ -106,7 +108,7 @@ class ResolvedServing:
         return {f"{walk.node}.{walk.name}": walk.ladder.dropped for walk in self.walks if walk.ladder.dropped}
 
     def canonical_json(self) -> str:
-        """The ladders and budgets that two services must agree on, under their config keys, sorted."""
+        """The weights, ladders and budgets that two services must agree on, under their config keys, sorted."""
         return json.dumps(self._comparable(), sort_keys=True, separators=(",", ":"))
 
     def digest(self) -> str:
@@ -124,6 +126,7 @@ class ResolvedServing:
             buckets = ladders["prefill_token_buckets" if is_packed else "decode_batch_buckets"]
             buckets.setdefault(walk.node, {})[walk.name] = ladder
         return {
+            "weights": self.weights,
             "max_batch_tokens": budgets,
             "long_prefill_token_threshold": self.long_prefill_token_threshold,
             "max_partial_prefills": self.max_partial_prefills,
@@ -153,6 +156,7 @@ def resolve(config: ServingConfig) -> ResolvedServing:
         max_partial_prefills=config.max_partial_prefills,
         local_prefill_max_tokens=config.local_prefill_max_tokens,
         block_size=config.kv.block_size,
+        weights=config.weights,
     )
 
 

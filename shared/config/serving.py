@@ -130,6 +130,7 @@ class ServingConfig(StrictModel):
     Attributes:
         model: a built-in name, a directory, or a Hugging Face id.
         dtype: of weights and KV; auto: bfloat16 where it is fast, else float32.
+        weights: what linears and the LM head hold: values of the dtype, or int8 that is made from them at load.
         kernels: what computes: native kernels (bfloat16 alone), plain torch, or auto: native ones where they can run.
         max_model_len: most tokens of a prompt and its completion together; None: the model's own limit.
         max_batch_tokens: step budgets.
@@ -162,6 +163,7 @@ class ServingConfig(StrictModel):
 
     model: Text = "smollm2-135m-instruct"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    weights: Literal["dtype", "int8"] = "dtype"
     kernels: Literal["auto", "native", "torch"] = "auto"
     max_model_len: AtLeastTwo | None = None
     kv: KvConfig = KvConfig()

@@ -4,6 +4,7 @@ Calls can be noted once and run together: a step's layers are one call then, dur
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -11,6 +12,7 @@ from shared.engine.kernels import library as native
 from shared.engine.kernels.library import KernelLibrary, Op, Shape, Step
 from shared.engine.models.config import ModelConfig
 from shared.engine.ops import AttentionSpec, HeadBuffers, HeadNorms, Kernels, PackedStep, Weight
+from shared.engine.quantize import quantize
 
 PANEL = 32
 """Outputs of a panel of weights, and tokens of a block."""
@@ -23,15 +25,22 @@ class NativeOps:
     weight_dtype = torch.bfloat16
     row_multiple = 1
 
-    def __init__(self, library: KernelLibrary) -> None:
+    def __init__(self, library: KernelLibrary, weights: str = "dtype") -> None:
         self.name = library.isa
+        self.weights = weights
         self.activation_dtype = library.activation_dtype
         self._library = library
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Weight:
         """As `Ops.pack`: [outputs / 32, inputs / 2, 32, 2], filled up with zeros to whole panels."""
         num_outputs, num_inputs = weight.shape
-        return Weight(_panels(weight), None if bias is None else _padded(bias.float()), num_inputs, num_outputs)
+        scales = None
+        if self.weights == "int8":
+            quantized = quantize(weight)
+            panels, scales = _panels(quantized.values), _padded(quantized.scales)
+        else:
+            panels = _panels(weight.bfloat16())
+        return Weight(panels, None if bias is None else _padded(bias.float()), num_inputs, num_outputs, scales)
 
     def pack_gate_up(
         self,
@@ -43,8 +52,8 @@ class NativeOps:
         """As `Ops.pack_gate_up`: outputs of both in turns of a vector's width."""
         bias = None
         if gate_bias is not None and up_bias is not None:
-            bias = _padded(self._in_turns(gate_bias.float(), up_bias.float()))
-        return Weight(_panels(self._in_turns(gate, up)), bias, gate.shape[1], gate.shape[0])
+            bias = self._in_turns(gate_bias, up_bias)
+        return replace(self.pack(self._in_turns(gate, up), bias), num_outputs=gate.shape[0])
 
     def kernels(self, spec: AttentionSpec, num_tokens: int) -> Kernels:  # noqa: ARG002  they need no buffers
         """As `Ops.kernels`."""
@@ -147,7 +156,7 @@ class NativeKernels:
 
     def _multiply(self, kind: int, x: torch.Tensor, weight: Weight, out: torch.Tensor, rows: int | None = None) -> None:
         size = {"num_k": weight.num_inputs, "num_outputs": weight.num_outputs}
-        self._do(kind, x, weight.data, weight.bias, out, rows=rows, **size)
+        self._do(kind, x, weight.data, weight.bias, out, rows=rows, scales=weight.scales, **size)
 
     def _do(
         self,
@@ -162,13 +171,15 @@ class NativeKernels:
         num_outputs: int = 0,
         layer: int = 0,
         eps: float = 0.0,
+        scales: torch.Tensor | None = None,
     ) -> None:
         """Runs an op, or notes it; on all rows of `y`, unless `rows` says otherwise."""
         if rows is None:
             rows = len(y) if self._noted is None else native.STEP_TOKENS
             if self._noted is None and rows == 0:
                 return
-        op = Op(kind, _address(x), _address(w), _address(extra), _address(y), rows, num_k, num_outputs, layer, eps)
+        tensors = map(_address, (x, w, extra, y))
+        op = Op(kind, *tensors, rows, num_k, num_outputs, layer, eps, _address(scales))
         if self._noted is not None:
             self._noted.append(op)
         else:
@@ -203,6 +214,6 @@ def _padded(values: torch.Tensor) -> torch.Tensor:
 
 
 def _panels(weight: torch.Tensor) -> torch.Tensor:
-    padded = _padded(weight.to(torch.bfloat16))
+    padded = _padded(weight)
     num_outputs, num_inputs = padded.shape
     return padded.view(num_outputs // PANEL, PANEL, num_inputs // 2, 2).permute(0, 2, 1, 3).contiguous()

@@ -22,6 +22,8 @@ class Weight:
     num_inputs: int
     num_outputs: int
     """Values a row that the op writes; half the matrix's rows for a gate and up pair."""
+    scales: torch.Tensor | None = None
+    """float32 [rows of `data`'s matrix]: what its sums are multiplied by before the bias is added; None: nothing."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ class Ops(Protocol):
     """How values lie inside a block and head; part of what two services compare."""
     weight_dtype: torch.dtype
     """Of weights and KV."""
+    weights: str
+    """What linears hold, of `shared.engine.quantize.WEIGHT_FORMATS`."""
     activation_dtype: torch.dtype
     """Of all activations but the residual stream and the logits, which are float32."""
     row_multiple: int

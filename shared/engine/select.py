@@ -6,12 +6,15 @@ from shared.engine.kernels.library import KernelLibrary, find_library
 from shared.engine.models.config import ModelConfig
 from shared.engine.native_ops import NativeOps, why_not
 from shared.engine.ops import Ops
+from shared.engine.quantize import WEIGHT_FORMATS
 from shared.engine.torch_ops import TorchOps
 from shared.errors import ModelLoadError
 from shared.kv.dtypes import TORCH_DTYPES
 
 
-def choose_ops(config: ModelConfig, dtype: str, block_size: int, kernels: str, device: torch.device) -> Ops:
+def choose_ops(
+    config: ModelConfig, dtype: str, block_size: int, kernels: str, device: torch.device, weights: str = "dtype"
+) -> Ops:
     """The ops for a model.
 
     Args:
@@ -20,24 +23,29 @@ def choose_ops(config: ModelConfig, dtype: str, block_size: int, kernels: str, d
         block_size: tokens a KV block.
         kernels: "torch", "native", or "auto": native where they can run with this dtype, else torch.
         device: where the weights are.
+        weights: what linears hold, of `shared.engine.quantize.WEIGHT_FORMATS`.
 
     Raises:
-        ModelLoadError: the dtype is not served; or native kernels are asked for, and cannot run.
+        ModelLoadError: the dtype or `weights` is not served; or native kernels are asked for, and cannot run.
     """
     if dtype != "auto" and dtype not in TORCH_DTYPES:
         raise ModelLoadError(f"dtype is {dtype!r}; served are auto, {', '.join(TORCH_DTYPES)}")
+    if weights not in WEIGHT_FORMATS:
+        raise ModelLoadError(f"weights is {weights!r}; served are {', '.join(WEIGHT_FORMATS)}")
     if kernels != "torch":
-        native = native_ops(config, dtype, block_size, device)
+        native = native_ops(config, dtype, block_size, device, weights)
         if isinstance(native, NativeOps):
             return native
         if kernels == "native":
             raise ModelLoadError(f"native kernels cannot run here: {native}")
     if dtype == "auto":
         dtype = "bfloat16" if _multiplies_bfloat16_fast(device) else "float32"
-    return TorchOps(TORCH_DTYPES[dtype])
+    return TorchOps(TORCH_DTYPES[dtype], weights)
 
 
-def native_ops(config: ModelConfig, dtype: str, block_size: int, device: torch.device) -> NativeOps | str:
+def native_ops(
+    config: ModelConfig, dtype: str, block_size: int, device: torch.device, weights: str = "dtype"
+) -> NativeOps | str:
     """The native ops for a model, or why there are none; arguments as for `choose_ops`."""
     if device.type != "cpu":
         return f"the device is {device}"
@@ -46,7 +54,7 @@ def native_ops(config: ModelConfig, dtype: str, block_size: int, device: torch.d
     library = find_library()
     if not isinstance(library, KernelLibrary):
         return library
-    return why_not(config, block_size, library) or NativeOps(library)
+    return why_not(config, block_size, library) or NativeOps(library, weights)
 
 
 def _multiplies_bfloat16_fast(device: torch.device) -> bool:

@@ -108,5 +108,7 @@ def _multiply(x: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
         torch.mm(x, weight.data.t(), out=out)
     else:
         out.copy_(torch.mm(x.to(weight.data.dtype), weight.data.t()))
+    if weight.scales is not None:
+        out.mul_(weight.scales)
     if weight.bias is not None:
         out.add_(weight.bias)

@@ -6,10 +6,12 @@ are not (the vector and the scalar code differ in the last bit, and which one ru
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from shared.engine.ops import AttentionSpec, HeadBuffers, HeadNorms, Kernels, PackedStep, Weight
+from shared.engine.quantize import quantize
 from shared.engine.storage import zeros
 from shared.engine.torch_attention import TiledAttention
 from shared.engine.torch_linear import ROW_MULTIPLE, TiledLinear, padded
@@ -23,14 +25,19 @@ class TorchOps:
     activation_dtype = torch.float32
     row_multiple = ROW_MULTIPLE
 
-    def __init__(self, weight_dtype: torch.dtype) -> None:
+    def __init__(self, weight_dtype: torch.dtype, weights: str = "dtype") -> None:
         self.weight_dtype = weight_dtype
+        self.weights = weights
         self._max_tile_outputs = 0
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Weight:
-        """As `Ops.pack`."""
-        data = weight.to(self.weight_dtype).contiguous()
-        return Weight(data, None if bias is None else bias.float(), data.shape[1], data.shape[0])
+        """As `Ops.pack`. Quantized values are kept in the dtype that they are multiplied in: no memory is saved."""
+        data, scales = weight, None
+        if self.weights == "int8":
+            quantized = quantize(weight)
+            data, scales = quantized.values, quantized.scales
+        data = data.to(self.weight_dtype).contiguous()
+        return Weight(data, None if bias is None else bias.float(), data.shape[1], data.shape[0], scales)
 
     def pack_gate_up(
         self,
@@ -42,13 +49,13 @@ class TorchOps:
         """As `Ops.pack_gate_up`: both negated, so that `linear_silu` gets exp(-gate) with no pass for the sign."""
         assert gate.shape == up.shape
         assert (gate_bias is None) == (up_bias is None)
-        data = torch.cat([gate, up]).to(self.weight_dtype).neg_()
         bias = None
         if gate_bias is not None and up_bias is not None:
-            bias = torch.cat([gate_bias, up_bias]).float().neg_()
+            bias = torch.cat([gate_bias, up_bias]).neg_()
+        pair = self.pack(torch.cat([gate, up]).neg_(), bias)
         # The pair's own, and those of linears that add to the residual stream, which this pair reads.
-        self._max_tile_outputs = max(self._max_tile_outputs, *data.shape)
-        return Weight(data, bias, data.shape[1], gate.shape[0])
+        self._max_tile_outputs = max(self._max_tile_outputs, *pair.data.shape)
+        return replace(pair, num_outputs=gate.shape[0])
 
     def kernels(self, spec: AttentionSpec, num_tokens: int) -> Kernels:
         """As `Ops.kernels`; all weights must be packed before."""

@@ -101,6 +101,7 @@ def build_engine(
         serving.max_model_len,
         block_size=serving.kv.block_size,
         kernels=serving.kernels,
+        weights=serving.weights,
     )
     layout = model.kv_layout(serving.kv.block_size)
     pool = _make_pool(layout, num_kv_blocks, shm_dir)

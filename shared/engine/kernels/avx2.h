@@ -65,6 +65,19 @@ inline __attribute__((always_inline)) void add_product(Vec& sum, Vec a, Vec b) {
   asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
 }
 
+// acc[r] += a[r][0] * weights for each row; and what was loaded before is loaded again after.
+template <int R>
+inline __attribute__((always_inline)) void add_products(const Act* a, int64_t lda, const Vec (&weights)[kVectors<R>],
+                                                        Vec (&acc)[R][kVectors<R>]) {
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) {
+    const Vec value = _mm256_broadcast_ss(a + r * lda);
+#pragma GCC unroll 4
+    for (int c = 0; c < kVectors<R>; c++) add_product(acc[r][c], value, weights[c]);
+  }
+  asm volatile("" ::: "memory");
+}
+
 alignas(32) const uint32_t kHighHalves[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
                                              0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
 
@@ -84,13 +97,7 @@ inline __attribute__((always_inline)) void accumulate(const Act* a, int64_t lda,
         weights[c] = second ? _mm256_and_ps(_mm256_load_ps((const float*)kHighHalves), pairs)
                             : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
       }
-#pragma GCC unroll 6
-      for (int r = 0; r < R; r++) {
-        const Vec value = _mm256_broadcast_ss(a + r * lda + k + second);
-#pragma GCC unroll 4
-        for (int c = 0; c < kVectors<R>; c++) add_product(acc[r][c], value, weights[c]);
-      }
-      asm volatile("" ::: "memory");
+      add_products<R>(a + k + second, lda, weights, acc);
     }
   }
 }

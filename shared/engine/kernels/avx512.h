@@ -40,6 +40,20 @@ inline Vec keep_first(Vec v, int64_t count, Vec other) {
   return _mm512_mask_mov_ps(other, (__mmask16)((1u << count) - 1), v);
 }
 
+// acc[r] += a[r][0..2) * the pairs of 32 columns, for each row.
+template <int R>
+inline __attribute__((always_inline)) void add_products(const Act* a, int64_t lda, __m512bh b0, __m512bh b1,
+                                                        Vec (&acc)[R][kVectors<R>]) {
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+    int pair;
+    std::memcpy(&pair, a + r * lda, sizeof pair);
+    const auto value = (__m512bh)_mm512_set1_epi32(pair);
+    acc[r][0] = _mm512_dpbf16_ps(acc[r][0], value, b0);
+    acc[r][1] = _mm512_dpbf16_ps(acc[r][1], value, b1);
+  }
+}
+
 template <int R, bool kPrefetch>
 inline __attribute__((always_inline)) void accumulate(const Act* a, int64_t lda, const bf16* b, int64_t num_k,
                                                       Vec (&acc)[R][kVectors<R>], int64_t ahead) {
@@ -49,14 +63,7 @@ inline __attribute__((always_inline)) void accumulate(const Act* a, int64_t lda,
       _mm_prefetch(b + ahead, _MM_HINT_T0);
       _mm_prefetch(b + ahead + kPanel, _MM_HINT_T0);
     }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-      int pair;
-      std::memcpy(&pair, a + r * lda + k, sizeof pair);
-      const auto value = (__m512bh)_mm512_set1_epi32(pair);
-      acc[r][0] = _mm512_dpbf16_ps(acc[r][0], value, b0);
-      acc[r][1] = _mm512_dpbf16_ps(acc[r][1], value, b1);
-    }
+    add_products<R>(a + k, lda, b0, b1, acc);
   }
 }
 

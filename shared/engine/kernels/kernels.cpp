@@ -3,6 +3,7 @@
 // One micro-kernel serves linears, QKᵀ and PV: `tile` multiplies a few rows by some columns of a panel.
 //
 //   weight panel   [K/2][32][2]      bf16   32 outputs, pairs along K; a weight is [N/32] panels
+//   int8 panel     [K/2][32][2]      int8   the same in bytes, and a scale for each output (int8.h)
 //   K of a block   [D/2][32][2]      bf16   32 tokens, pairs along the head's dims: a panel whose outputs are tokens
 //   V of a block   [D/32][16][32][2] bf16   32 dims, pairs along tokens: D/32 panels whose outputs are dims
 //
@@ -31,20 +32,34 @@ struct Op {
   void* y;
   int64_t num_rows, num_k, num_outputs, layer;
   double eps;
+  const float* scales;  // of int8 weights, one an output; none: weights are bf16
 };
+
+template <class W>
+void run_linear(const Op& op, const W* w, int64_t num_rows) {
+  const auto *x = (const Act*)op.x;
+  const auto *bias = (const float*)op.extra;
+  const Product<W> product{x, w, op.scales, bias, op.y, num_rows, op.num_k, op.num_outputs};
+  switch (op.kind) {
+    case kLinear: return linear<Act>(product);
+    case kLinearFloat: return linear<float>(product);
+    case kLinearAdd: return linear_add(product);
+    case kLinearSilu: return linear_silu(product);
+  }
+}
 
 void run(const Op& op, const Step& step, const Shape& shape, const std::vector<AttentionItem>& items) {
   const int64_t num_rows = op.num_rows > 0 ? op.num_rows : op.num_rows == 0 ? step.num_tokens : step.num_logits;
   const auto *x = (const Act*)op.x;
   const auto *w = (const float*)op.w, *extra = (const float*)op.extra;
   auto *y = (Act*)op.y;
-  const Product product{x, (const bf16*)op.w, extra, op.y, num_rows, op.num_k, op.num_outputs};
   switch (op.kind) {
     case kNorm: return rmsnorm((const float*)op.x, w, y, num_rows, op.num_outputs, (float)op.eps);
-    case kLinear: return linear<Act>(product);
-    case kLinearFloat: return linear<float>(product);
-    case kLinearAdd: return linear_add(product);
-    case kLinearSilu: return linear_silu(product);
+    case kLinear:
+    case kLinearFloat:
+    case kLinearAdd:
+    case kLinearSilu:
+      return op.scales ? run_linear(op, (const int8_t*)op.w, num_rows) : run_linear(op, (const bf16*)op.w, num_rows);
     case kRopeAndWrite: return rope_and_write(y, step, shape, op.layer, {w, extra, (float)op.eps});
     case kEmbed: return embed((const int64_t*)op.x, (const bf16*)op.w, (float*)op.y, num_rows, op.num_outputs);
     case kNormAt: return rmsnorm_at((const float*)op.x, (const int64_t*)op.extra, w, y, num_rows, op.num_outputs, (float)op.eps);

@@ -32,6 +32,7 @@ class Op(ctypes.Structure):
         ("num_outputs", _INT),
         ("layer", _INT),
         ("eps", ctypes.c_double),
+        ("scales", _POINTER),
     )
 
 

@@ -4,7 +4,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "isa.h"
+#include "int8.h"
 
 namespace {
 
@@ -13,8 +13,8 @@ constexpr int64_t kColumns = kVectors<R> * kWidth;  // of one pass over a panel
 
 // sums[R][kColumns] = (kAdd: sums +) a[R][0..num_k) times kColumns columns of a panel; meanwhile, with kPrefetch, brings
 // in what lies `ahead` elements further on. A function of its own, for the sake of the registers.
-template <int R, bool kAdd, bool kPrefetch>
-__attribute__((noinline)) void tile(const Act* a, int64_t lda, const bf16* b, int64_t num_k, float* sums,
+template <int R, bool kAdd, bool kPrefetch, class W>
+__attribute__((noinline)) void tile(const Act* a, int64_t lda, const W* b, int64_t num_k, float* sums,
                                     int64_t ahead) {
   Vec acc[R][kVectors<R>];
 #pragma GCC unroll 12

@@ -1,5 +1,6 @@
 """A model in memory: its config, the ops it runs with, and its weights as they want them."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ def load_model(
     *,
     block_size: int = 32,
     kernels: str = "torch",
+    weights: str = "dtype",
 ) -> LoadedModel:
     """Loads the model in a Hugging Face directory.
 
@@ -63,20 +65,26 @@ def load_model(
         device: a torch device, such as "cpu" or "cuda".
         block_size: tokens a KV block, which decides whether native kernels can run.
         kernels: "torch" for plain torch, "native", or "auto": native ones where they can run.
+        weights: what linears hold: "dtype" for values of the dtype, or "int8", which is made here from the model's.
 
     Raises:
         ModelLoadError: the directory or the model cannot be served; the message says why.
     """
     config = read_config(model_dir).limited_to(max_model_len)
-    ops = choose_ops(config, dtype, block_size, kernels, torch.device(device))
+    ops = choose_ops(config, dtype, block_size, kernels, torch.device(device), weights)
     if kernels == "auto" and isinstance(ops, TorchOps):
         reason = native_ops(config, dtype, block_size, torch.device(device))
         log.info("native_kernels_not_used", reason=reason, instead="torch")
     chosen = dtype_name(ops.weight_dtype)
+    started = time.perf_counter()
     with torch.inference_mode():
-        weights = load_weights(model_dir, config, ops, device)
+        packed = load_weights(model_dir, config, ops, device)
+    seconds = round(time.perf_counter() - started, 3)
+    if weights == "int8":
+        held_as = str(packed.lm_head.data.dtype).removeprefix("torch.")
+        log.info("weights_quantized", to="int8", scales="one for each output", held_as=held_as, load_seconds=seconds)
     log.info("model_loaded", directory=str(model_dir), dtype=chosen, ops=ops.name, max_model_len=config.max_model_len)
-    return LoadedModel(config, chosen, ops, weights)
+    return LoadedModel(config, chosen, ops, packed)
 
 
 def outline_model(

@@ -44,7 +44,10 @@ inline T emulated_load(const void* from) {
   return to;
 }
 
-inline void emulated_store(void* to, __m512 value) { std::memcpy(to, &value, sizeof value); }
+template <class T>
+inline void emulated_store(void* to, T value) {
+  std::memcpy(to, &value, sizeof value);
+}
 
 inline __m512i emulated_widen_u16(__m256i values) {
   uint16_t narrow[16];
@@ -52,6 +55,19 @@ inline __m512i emulated_widen_u16(__m256i values) {
   std::memcpy(narrow, &values, sizeof narrow);
   for (int i = 0; i < 16; i++) wide[i] = narrow[i];
   return emulated_load<__m512i>(wide);
+}
+
+inline __m512i emulated_widen_i8(__m128i values) {
+  int32_t wide[16];
+  const auto narrow = (const int8_t*)&values;
+  for (int i = 0; i < 16; i++) wide[i] = narrow[i];
+  return emulated_load<__m512i>(wide);
+}
+
+inline __m512 emulated_float(__m512i values) {
+  int32_t words[16];
+  std::memcpy(words, &values, sizeof words);
+  return emulated_each([&](int i) { return (float)words[i]; });
 }
 
 inline __m512i emulated_shift_left(__m512i values, int count) {
@@ -71,6 +87,12 @@ inline __m256i emulated_narrow_all(__m512 values) {
   uint16_t narrow[16];
   for (int i = 0; i < 16; i++) narrow[i] = emulated_narrow(values[i]);
   return emulated_load<__m256i>(narrow);
+}
+
+inline __m512bh emulated_narrow_two(__m512 high, __m512 low) {
+  uint16_t narrow[32];
+  for (int i = 0; i < 16; i++) narrow[i] = emulated_narrow(low[i]), narrow[16 + i] = emulated_narrow(high[i]);
+  return emulated_load<__m512bh>(narrow);
 }
 
 // The order of the instruction: the second of each pair first, each product added by a fused multiply.
@@ -107,7 +129,11 @@ inline float emulated_highest(__m512 values) {
 #define _mm512_storeu_ps(p, v) emulated_store(p, v)
 #define _mm512_castsi512_ps(v) emulated_bits<__m512>(v)
 #define _mm512_slli_epi32(v, count) emulated_shift_left(v, count)
+#define _mm512_storeu_si512(p, v) emulated_store(p, v)
 #define _mm512_cvtepu16_epi32(v) emulated_widen_u16(v)
+#define _mm512_cvtepi8_epi32(v) emulated_widen_i8(v)
+#define _mm512_cvtepi32_ps(v) emulated_float(v)
+#define _mm512_cvtne2ps_pbh(high, low) emulated_narrow_two(high, low)
 #define _mm512_cvtneps_pbh(v) emulated_narrow_all(v)
 #define _mm512_add_ps(a, b) ((a) + (b))
 #define _mm512_sub_ps(a, b) ((a) - (b))

@@ -1,8 +1,8 @@
 """Ways to get keys, budgets and limits wrong: name → (file, key path, reason)."""
 
 TOP_LEVEL_KEYS = (
-    "model, dtype, kernels, max_model_len, kv, max_batch_tokens, long_prefill_token_threshold, max_partial_prefills, "
-    "local_prefill_max_tokens, max_num_seqs, prefill_token_buckets, decode_batch_buckets"
+    "model, dtype, weights, kernels, max_model_len, kv, max_batch_tokens, long_prefill_token_threshold, "
+    "max_partial_prefills, local_prefill_max_tokens, max_num_seqs, prefill_token_buckets, decode_batch_buckets"
 )
 
 SETTINGS = {
@@ -48,6 +48,8 @@ SETTINGS = {
     "empty model": ('model: ""', "model", 'found ""; needs a string that is not empty'),
     "model that is a number": ("model: 7", "model", "found 7; needs a string that is not empty"),
     "unknown dtype": ("dtype: float16", "dtype", 'found "float16"; needs one of auto, float32, bfloat16'),
+    "unknown weights": ("weights: int4", "weights", 'found "int4"; needs one of dtype, int8'),
+    "weights by number": ("weights: 8", "weights", "found 8; needs one of dtype, int8"),
     "no context": ("max_model_len: 0", "max_model_len", "found 0; needs an integer ≥ 2 or null"),
     "scalar for a mapping": ("kv: 32", "kv", "found 32; needs a mapping with the key block_size"),
     "list for a mapping": ("kv: [32]", "kv", "found [32]; needs a mapping with the key block_size"),

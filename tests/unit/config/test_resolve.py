@@ -146,7 +146,8 @@ def test_the_canonical_form_holds_what_services_must_agree_on() -> None:
         '"max_batch_tokens":{"decode":{"mixed":null},"prefill":{"prefill_text":48}},'
         '"max_partial_prefills":2,'
         '"prefill_token_buckets":{"decode":{"mixed":{"dropped":[],"rungs":[32]}},'
-        '"prefill":{"prefill_text":{"dropped":[128],"rungs":[32,64]}}}}'
+        '"prefill":{"prefill_text":{"dropped":[128],"rungs":[32,64]}}},'
+        '"weights":"dtype"}'
     )
     assert serving.digest() == hashlib.sha256(serving.canonical_json().encode()).hexdigest()
 
@@ -155,6 +156,7 @@ def test_the_digest_depends_on_what_was_resolved_and_not_on_how_it_was_written()
     written_out = {"prefill": {"prefill_text": [32, 64, 128, 256, 512, 1024, 2048]}}
     assert resolved(prefill_token_buckets=written_out).digest() == resolved().digest()
     assert resolved(max_batch_tokens={"prefill": 2047}).digest() != resolved().digest()
+    assert resolved(weights="int8").digest() != resolved().digest()
 
 
 def test_the_shipped_config_holds_the_defaults() -> None:
@@ -168,7 +170,7 @@ def test_equal_forms_do_not_differ() -> None:
 
 
 def test_differences_name_the_key_and_both_values() -> None:
-    ours = resolved(long_prefill_token_threshold=256)
+    ours = resolved(long_prefill_token_threshold=256, weights="int8")
     theirs = resolved(max_batch_tokens={"prefill": 64}, prefill_token_buckets={"decode": {"prefill_text": [512]}})
     assert differences(ours.canonical_json(), theirs.canonical_json()) == [
         ("long_prefill_token_threshold", "256", "0"),
@@ -176,6 +178,7 @@ def test_differences_name_the_key_and_both_values() -> None:
         ("max_batch_tokens.prefill.prefill_text", "2048", "64"),
         ("prefill_token_buckets.decode.prefill_text", "(absent)", '{"dropped": [], "rungs": [512]}'),
         ("prefill_token_buckets.prefill.prefill_text.rungs", "[32, 64, 128, 256, 512, 1024, 2048]", "[32, 64]"),
+        ("weights", "int8", "dtype"),
     ]
 
 
