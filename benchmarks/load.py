@@ -72,6 +72,11 @@ class TimedStream:
             raise BenchmarkError(f"{len(self.arrivals)} tokens arrived of {self._max_tokens}")
 
 
+def num_arrived(streams: Sequence[TimedStream]) -> int:
+    """Tokens that all of them have until now."""
+    return sum(len(stream.arrivals) for stream in streams)
+
+
 @asynccontextmanager
 async def under_way(streams: Sequence[TimedStream]) -> AsyncGenerator[list[asyncio.Task[None]]]:
     """Runs streams at the same time; within the block each has its second token, after it they are cancelled.

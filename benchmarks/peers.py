@@ -80,6 +80,7 @@ class Options:
     pythons: tuple[Path, ...]
     peers: tuple[str, ...]
     threads: int
+    cases: tuple[str, ...]
     num_rounds: int
     dtype: str
 
@@ -100,9 +101,10 @@ async def compare(options: Options) -> Comparison:
             progress(f"starting {name}")
             if (peer := await _start(stack, name, options, scratch, found)) is not None:
                 peers[name] = peer
-        found.rates = {case: {name: [] for name in (BATON, *peers)} for case in CASES}
+        found.rates = {case: {name: [] for name in (BATON, *peers)} for case in options.cases}
         for index in range(options.num_rounds):
-            for case, (walk, rows, length) in CASES.items():
+            for case in options.cases:
+                walk, rows, length = CASES[case]
                 progress(f"round {index + 1} of {options.num_rounds}: {case}")
                 rates = found.rates[case]
                 rates[BATON].append(await _baton_rate(engine, walk, rows, length, options.threads))
@@ -137,12 +139,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__.split("\n")[0])
     parser.add_argument("--python", type=Path, nargs="+", required=True, metavar="PATH", help="of other environments")
     parser.add_argument("--only", nargs="+", choices=tuple(PEERS), default=list(PEERS), help="(default: all)")
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        choices=tuple(CASES),
+        default=list(CASES),
+        metavar="CASE",
+        help=(f"of {', '.join(CASES)} (default: all)"),
+    )
     parser.add_argument("--threads", type=int, default=2, help="of each engine (default: 2)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of vLLM and transformers")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     read = parser.parse_args(arguments)
-    options = Options(tuple(read.python), tuple(read.only), read.threads, read.rounds, read.dtype)
+    options = Options(tuple(read.python), tuple(read.only), read.threads, tuple(read.cases), read.rounds, read.dtype)
 
     def run() -> int:
         found = asyncio.run(compare(options))

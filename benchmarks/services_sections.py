@@ -10,7 +10,7 @@ from statistics import median
 from benchmarks.command import BenchmarkError
 from benchmarks.deployment import Deployed
 from benchmarks.engine_process import EngineProcess
-from benchmarks.load import Prompts, TimedStream, under_way
+from benchmarks.load import Prompts, TimedStream, num_arrived, under_way
 from benchmarks.procfs import beside_compute, machine_seconds, spent, thread_seconds
 from benchmarks.samples import Percentiles, Window, bursts_within, full_window, gaps_within, rate_within
 
@@ -240,9 +240,13 @@ async def measure_interference(bench: Bench) -> Interference:
     streams = bench.streams(NUM_LOAD_STREAMS, _LOAD_START_LEN, _LOAD_MAX_TOKENS)
     async with under_way(streams) as tasks:
         meter = _CpuMeter(bench.deployed.pids, bench.threads)
-        began = time.perf_counter()
+        began, num_before = time.perf_counter(), num_arrived(streams)
         ttfts: list[float] = []
-        while len(ttfts) < _MIN_LOAD_PROMPTS or time.perf_counter() - began < bench.seconds:
+        while (
+            len(ttfts) < _MIN_LOAD_PROMPTS
+            or time.perf_counter() - began < bench.seconds
+            or num_arrived(streams) - num_before < _MIN_GAPS + NUM_LOAD_STREAMS
+        ):
             (prompt,) = bench.streams(1, LOAD_PROMPT_LEN, 1)
             await prompt.run()
             ttfts.append(prompt.ttft_s)

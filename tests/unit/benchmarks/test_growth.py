@@ -1,0 +1,90 @@
+"""Physical bounds and their judgement, computed by hand."""
+
+import pytest
+
+from benchmarks.engine_process import Ceilings, ModelFacts
+from benchmarks.growth_curves import (
+    Curve,
+    Point,
+    chunks_of,
+    decode_bound_seconds,
+    lengths_of,
+    prefill_bound_seconds,
+    worst_growth,
+)
+from benchmarks.growth_soak import slope, slope_after_warm_up
+
+MODEL = ModelFacts(
+    kernels="none",
+    dtype="bfloat16",
+    weight_bytes=1_000_000,
+    layer_weights=400_000,
+    head_weights=100_000,
+    kv_bytes_a_token=1_000.0,
+    attention_flops_a_pair=2_000,
+    max_model_len=1024,
+    vocab_size=256,
+)
+SLOW_MEMORY = Ceilings(read_gb_s=0.001, gemm_gflop_s=1e9)
+SLOW_PRODUCTS = Ceilings(read_gb_s=1e9, gemm_gflop_s=0.001)
+
+
+def test_a_decode_step_reads_weights_once_and_every_row_s_kv() -> None:
+    # 1,000,000 + 3 × 50 × 1,000 bytes at 1,000,000 a second
+    assert decode_bound_seconds(MODEL, SLOW_MEMORY, 3, 50) == pytest.approx(1.15)
+
+
+def test_a_decode_step_multiplies_every_row_with_all_weights_and_its_context() -> None:
+    # 3 × (2 × 500,000 + 50 × 2,000) operations at 1,000,000 a second
+    assert decode_bound_seconds(MODEL, SLOW_PRODUCTS, 3, 50) == pytest.approx(3.3)
+
+
+def test_a_prompt_needs_the_head_once_and_each_pair_of_tokens() -> None:
+    # 2 × (10 × 400,000 + 100,000) + 55 × 2,000
+    assert prefill_bound_seconds(MODEL, SLOW_PRODUCTS, 10) == pytest.approx(8.31)
+
+
+def test_a_later_chunk_also_pairs_with_the_tokens_before_it() -> None:
+    # 10 × 20 + 55 pairs, and the KV of 30 tokens
+    assert prefill_bound_seconds(MODEL, SLOW_PRODUCTS, 10, start=20) == pytest.approx(8.2 + 255 * 0.002)
+    assert prefill_bound_seconds(MODEL, SLOW_MEMORY, 10, start=20) == pytest.approx(1.03)
+
+
+@pytest.mark.parametrize(
+    ("length", "chunks"),
+    [(128, [(0, 128)]), (2048, [(0, 2048)]), (5000, [(0, 2048), (2048, 2048), (4096, 904)])],
+)
+def test_prompts_are_cut_as_the_services_cut_them(length: int, chunks: list[tuple[int, int]]) -> None:
+    assert chunks_of(length) == chunks
+
+
+def test_curves_end_where_the_model_s_context_does() -> None:
+    assert lengths_of(MODEL) == [128, 256, 512, 1024]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "growth"),
+    [([2.0], 1.0), ([3.0, 2.0, 1.0], 1.0), ([2.0, 1.0, 1.5], 1.5), ([1.0, 4.0, 2.0], 4.0)],
+)
+def test_growth_is_against_the_best_ratio_before(ratios: list[float], growth: float) -> None:
+    assert worst_growth(ratios) == growth
+
+
+def test_a_curve_is_judged_by_its_ratios_and_not_by_its_times() -> None:
+    linear = Curve("", "", "", SLOW_MEMORY, (Point(1, 2.0, 1.0), Point(8, 24.0, 8.0)))
+    assert linear.growth == 1.5
+    assert linear.is_linear
+    surprise = Curve("", "", "", SLOW_MEMORY, (Point(1, 2.0, 1.0), Point(8, 24.8, 8.0)))
+    assert not surprise.is_linear
+
+
+def test_a_slope_is_the_least_squares_line_s() -> None:
+    assert slope([0.0, 1.0, 2.0], [5.0, 7.0, 9.0]) == pytest.approx(2.0)
+    # Hand: mean time 1, mean value 4; (-1 × -4 + 0 × 2 + 1 × 2) ÷ 2
+    assert slope([0.0, 1.0, 2.0], [0.0, 6.0, 6.0]) == pytest.approx(3.0)
+    assert slope([0.0], [5.0]) == 0.0
+
+
+def test_what_grows_during_warm_up_does_not_count() -> None:
+    times = [float(minute) for minute in range(10)]
+    assert slope_after_warm_up(times, [0.0, 100.0, 200.0, *[300.0] * 7]) == 0.0
