@@ -3,7 +3,8 @@
 1. `start` goes out; the replica answers `accepted`.
 2. Each handle is checked against what was asked for, and queued for fetching, in order, while the stream is read on.
 3. Fetched blocks are shared with later requests and acknowledged, which frees them on the replica.
-4. The first token is yielded as soon as it comes; the generator ends when all KV is here.
+4. The first token is yielded as soon as it comes, while the last KV is fetched; the generator ends when all KV is here.
+   The last acknowledgement goes out afterwards: the request need not wait for it.
 
 Leaving the generator early, for whatever reason, cancels the stream, which frees everything on the replica.
 """
@@ -116,20 +117,20 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted
         num_announced = work.progress.num_fetched_tokens
         while num_announced < work.request.prompt_len:
             response = await _read(call, fetching)
-            if response.HasField("accepted"):
-                yield Accepted(response.accepted.cached_tokens)
-            if response.HasField("first_token"):
-                yield _first_token(response.first_token.token_id, work)
             if response.HasField("handle"):
                 handle = _handle_of(response, route, work, num_announced)
                 num_announced = handle.end_token
                 handles.put_nowait(handle)
-        await fetching
+            if response.HasField("accepted"):
+                yield Accepted(response.accepted.cached_tokens)
+            if response.HasField("first_token"):
+                yield _first_token(response.first_token.token_id, work)
+        last = await fetching
     except BaseException:
         await _abandon(fetching)
         call.cancel()
         raise
-    _end(route.session, call)
+    _end(route.session, call, last)
 
 
 def _first_token(token_id: int, work: PrefillWork) -> FirstToken:
@@ -142,7 +143,7 @@ def _first_token(token_id: int, work: PrefillWork) -> FirstToken:
     return FirstToken(token_id)
 
 
-async def _abandon(fetching: asyncio.Task[None]) -> None:
+async def _abandon(fetching: asyncio.Task[KvHandle]) -> None:
     """Cancels a fetch, and returns when it writes no more, also if the caller is cancelled once more meanwhile."""
     fetching.cancel()
     while not fetching.done():
@@ -150,12 +151,13 @@ async def _abandon(fetching: asyncio.Task[None]) -> None:
             await asyncio.wait({fetching})
 
 
-def _end(session: Session, call: Call) -> None:
-    """Closes a stream that is done without waiting for it: the request goes on meanwhile."""
+def _end(session: Session, call: Call, last: KvHandle) -> None:
+    """Acknowledges the last handle and closes the stream without waiting for either: the request goes on meanwhile."""
 
     async def close() -> None:
         try:
             async with asyncio.timeout(_END_TIMEOUT_S):
+                await call.write(_ack(last))
                 await call.done_writing()
                 await call.code()
         except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
@@ -168,7 +170,7 @@ def _end(session: Session, call: Call) -> None:
     task.add_done_callback(session.ending_calls.discard)
 
 
-async def _read(call: Call, fetching: asyncio.Task[None]) -> prefill_pb2.PrefillResponse:
+async def _read(call: Call, fetching: asyncio.Task[KvHandle]) -> prefill_pb2.PrefillResponse:
     """The stream's next message; raises at once what fetching failed with."""
     reading = asyncio.ensure_future(call.read())
     try:
@@ -184,14 +186,14 @@ async def _read(call: Call, fetching: asyncio.Task[None]) -> prefill_pb2.Prefill
     return response
 
 
-async def _fetch_all(call: Call, route: Route, work: PrefillWork, handles: asyncio.Queue[KvHandle]) -> None:
-    """Fetches handles in order, until the final one."""
-    is_final = False
-    while not is_final:
+async def _fetch_all(call: Call, route: Route, work: PrefillWork, handles: asyncio.Queue[KvHandle]) -> KvHandle:
+    """Fetches handles in order and acknowledges them, but for the final one, which is returned."""
+    while True:
         handle = await handles.get()
         await _fetch(route, work, handle)
+        if handle.is_final:
+            return handle
         await _acknowledge(call, handle)
-        is_final = handle.is_final
 
 
 async def _acknowledge(call: Call, handle: KvHandle) -> None:
@@ -202,13 +204,17 @@ async def _acknowledge(call: Call, handle: KvHandle) -> None:
     """
     try:
         async with asyncio.timeout(_ACK_TIMEOUT_S):
-            await call.write(prefill_pb2.PrefillRequest(ack=prefill_pb2.KvAck(handle_id=handle.handle_id)))
+            await call.write(_ack(handle))
     except TimeoutError as error:
         raise UnavailableError(
             f"prefill took no acknowledgement for {_ACK_TIMEOUT_S:g} s", Reason.PREFILL_FAILED
         ) from error
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
         log.debug("acknowledgement_not_sent", request_id=handle.request_id, error=str(error))
+
+
+def _ack(handle: KvHandle) -> prefill_pb2.PrefillRequest:
+    return prefill_pb2.PrefillRequest(ack=prefill_pb2.KvAck(handle_id=handle.handle_id))
 
 
 async def _fetch(route: Route, work: PrefillWork, handle: KvHandle) -> None:

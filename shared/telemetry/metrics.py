@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from shared.engine.stats import StepTotals, WalkStats
 
-_LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 OVER_TOP_RUNG = "none"

@@ -20,6 +20,7 @@ from shared.rpc.gate import ReadyGate
 from shared.rpc.host import GrpcHost
 from shared.telemetry.metrics import ServiceMetrics
 from shared.worker.engine import Engine, EngineLoad, build_engine
+from shared.worker.loop_lag import loop_lag_watched
 from shared.worker.observe import observe_engine
 from shared.worker.step_loop import LoopStopped, StepEvent, StepLoop
 from shared.worker.threads import num_threads
@@ -99,6 +100,8 @@ class EngineService(ABC, Generic[Core]):
         engine = await self._build_engine()
         self.closers.callback(engine.close)
         observe_engine(self.metrics, engine.runner, engine.ledger)
+        lag = self.metrics.latency("event_loop_lag_seconds", "How late the event loop wakes up.")
+        await self.closers.enter_async_context(loop_lag_watched(lag.observe))
         max_num_seqs = self.resolved.max_num_seqs(self._node)
         step_loop = StepLoop(engine.runner, self.walks(), self._publish, self._num_threads, max_num_seqs)
         assembled = await self.assemble(engine, step_loop)

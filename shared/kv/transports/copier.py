@@ -3,8 +3,9 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from shared.errors import KvTransferError
@@ -37,10 +38,7 @@ class Copier:
             KvTransferError: the copier is closed.
         """
         abandoned = threading.Event()
-        try:
-            job = self._executor.submit(copy, abandoned.is_set)
-        except RuntimeError as error:
-            raise KvTransferError("the KV transport is closed") from error
+        job = self._submit(partial(copy, abandoned.is_set))
         finished = asyncio.wrap_future(job)
         try:
             return await asyncio.shield(finished)
@@ -51,6 +49,20 @@ class Copier:
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([finished])
             raise
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Runs `work` in a thread; nobody waits for it but `close`.
+
+        Raises:
+            KvTransferError: the copier is closed.
+        """
+        self._submit(work)
+
+    def _submit(self, work: Callable[[], Result]) -> Future[Result]:
+        try:
+            return self._executor.submit(work)
+        except RuntimeError as error:
+            raise KvTransferError("the KV transport is closed") from error
 
     def close(self) -> None:
         """Wait for the copies that run, and end the threads."""

@@ -41,6 +41,7 @@ class ShmTransport:
         mapped = MappedPool.open(segment.path, layout, epoch, proof, self._directory)
         self.detach(epoch)
         self._mapped[epoch] = (segment, mapped)
+        self._copier.start(mapped.populate)
 
     def is_attached(self, epoch: str) -> bool:
         """Whether a peer's segment is mapped."""

@@ -312,3 +312,30 @@ def test_the_sweep_leaves_a_live_segment_that_took_the_name_meanwhile(
     with live[0] as pool:
         assert segment_of(pool).path.exists()
         open_mapped(pool).close()
+
+
+def mapped_kib(path: Path) -> int:
+    """KiB of read-only mappings of a file in this process that have pages behind them."""
+    found, is_ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if not fields[0].endswith(":"):
+            is_ours = fields[1] == "r--s" and fields[-1] == str(path)
+        elif is_ours and fields[0] == "Rss:":
+            found += int(fields[1])
+    return found
+
+
+def test_a_populated_pool_has_all_its_pages(shm_dir: Path) -> None:
+    with KvPool.shared(LAYOUT, 1000, "big", shm_dir) as pool, open_mapped(pool) as mapped:
+        path = segment_of(pool).path
+        assert mapped_kib(path) < path.stat().st_size / 1024 / 2
+        mapped.populate()
+        if tuple(map(int, os.uname().release.split(".")[:2])) >= (5, 14):
+            assert mapped_kib(path) >= path.stat().st_size // 1024
+
+
+def test_populating_a_closed_pool_does_nothing(pool: KvPool) -> None:
+    mapped = open_mapped(pool)
+    mapped.close()
+    mapped.populate()

@@ -14,7 +14,7 @@ from shared.config.serving import ServingConfig
 from shared.engine.buffers import StepBuffers
 from shared.engine.compute import StepComputer
 from shared.engine.runner import Runner
-from shared.engine.step import StepRow
+from shared.engine.step import BeforeCompute, StepRow
 from shared.sampling.params import SamplingParams
 from shared.text.stopping import StoppingParams
 
@@ -54,13 +54,15 @@ def recorded(
     recording = Recording()
     run, compute = Runner.run, StepComputer.compute
 
-    def recording_run(self: Runner, walk: str, rows: Sequence[StepRow]) -> torch.Tensor:
+    def recording_run(self: Runner, walk: str, rows: Sequence[StepRow], before_compute: BeforeCompute) -> torch.Tensor:
         recording.steps.append((walk, list(rows)))
-        return run(self, walk, rows)
+        return run(self, walk, rows, before_compute)
 
-    def recording_compute(self: StepComputer, buffers: StepBuffers, rows: Sequence[StepRow]) -> torch.Tensor:
+    def recording_compute(
+        self: StepComputer, buffers: StepBuffers, rows: Sequence[StepRow], before_compute: BeforeCompute
+    ) -> torch.Tensor:
         recording.dispatched.append(sum(len(row.token_ids) for row in rows))
-        return compute(self, buffers, rows)
+        return compute(self, buffers, rows, before_compute)
 
     monkeypatch.setattr(Runner, "run", recording_run)
     monkeypatch.setattr(StepComputer, "compute", recording_compute)

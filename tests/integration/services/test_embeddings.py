@@ -19,7 +19,7 @@ from baton_client import AsyncBatonClient, Embeddings, Started
 from decode_service.server import DecodeServer
 from prefill_service.server import PrefillServer
 from shared.engine.runner import Runner
-from shared.engine.step import StepRow
+from shared.engine.step import BeforeCompute, StepRow
 from shared.rpc.options import MAX_REQUEST_BYTES
 from tests.integration.services.vectors import embedded, table_of
 from tests.services import Split, greedy, running_decode, running_prefill, running_single, running_split, serving_config
@@ -155,10 +155,10 @@ class Saboteur:
         self._run = Runner.run
         sabotage = self.act
 
-        def run(runner: Runner, walk: str, rows: Sequence[StepRow]) -> torch.Tensor:
+        def run(runner: Runner, walk: str, rows: Sequence[StepRow], before_compute: BeforeCompute) -> torch.Tensor:
             if rows[0].input_embeddings is not None:
                 sabotage(runner)
-            return self._run(runner, walk, rows)
+            return self._run(runner, walk, rows, before_compute)
 
         monkeypatch.setattr(Runner, "run", run)
 

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from baton_client import Embeddings
 from shared.engine.runner import Runner
-from shared.engine.step import StepRow
+from shared.engine.step import BeforeCompute, StepRow
 
 
 @dataclass
@@ -38,8 +38,8 @@ def recorded() -> Iterator[Recording]:
     """Records every step that any runner runs."""
     recording, run = Recording(), Runner.run
 
-    def recording_run(self: Runner, walk: str, rows: Sequence[StepRow]) -> torch.Tensor:
-        logits = run(self, walk, rows)
+    def recording_run(self: Runner, walk: str, rows: Sequence[StepRow], before_compute: BeforeCompute) -> torch.Tensor:
+        logits = run(self, walk, rows, before_compute)
         for row in rows:
             num_vectors = 0 if row.input_embeddings is None else len(row.input_embeddings)
             recording.chunks.append((row.start, len(row.token_ids), num_vectors))
