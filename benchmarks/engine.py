@@ -1,6 +1,6 @@
 """The engine alone: tokens a second in decode and prefill steps, beside what the machine can do at most.
 
-    python -m benchmarks.engine [--threads 1 2] [--json] [--kernels auto|native|torch]
+    python -m benchmarks.engine [--threads 1 2] [--json] [--kernels auto|native|torch] [--weights dtype|int8]
 
 A decode figure `8x128` is eight rows with 128 tokens of context, a prefill figure `8x256` eight prompts of 256 tokens
 in one step. Ceilings are measured before and after with as many threads; quote ratios to them, as both drift.
@@ -102,7 +102,8 @@ def report(figures: Mapping[int, Figures], model: LoadedModel) -> str:
         for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
     )
     weight_bytes = (num_weights + model.weights.lm_head.data.numel()) * model.weights.lm_head.data.element_size()
-    lines = [f"{model.ops.name} kernels, {model.dtype}, {weight_bytes / 1e9:.3f} GB of weights a step"]
+    held_as = "int8 weights" if model.ops.weights == "int8" else model.dtype
+    lines = [f"{model.ops.name} kernels, {held_as}, {weight_bytes / 1e9:.3f} GB of weights a step"]
     for num_threads, found in figures.items():
         read = min(found.before.read_gb_s, found.after.read_gb_s)
         gemm = min(found.before.gemm_gflop_s, found.after.gemm_gflop_s)
@@ -141,11 +142,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="as in serving.yaml (default: %(default)s)")
     parser.add_argument("--kernels", choices=("auto", "native", "torch"), default="auto")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--weights", choices=("dtype", "int8"), default="dtype")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="(default: 1 2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    model = load_model(resolve_model(options.model), options.dtype, block_size=BLOCK_SIZE, kernels=options.kernels)
+    model_dir, kernels, weights = resolve_model(options.model), options.kernels, options.weights
+    model = load_model(model_dir, options.dtype, block_size=BLOCK_SIZE, kernels=kernels, weights=weights)
     figures = {number: measure(model, number) for number in options.threads}
     sys.stdout.write((as_json(figures) if options.json else report(figures, model)) + "\n")
     return 0

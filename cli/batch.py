@@ -156,7 +156,14 @@ def _open_input(job: BatchJob) -> BinaryIO:
 
 def _source_of(serving: ServingConfig, config: DecodeServiceConfig) -> Source:
     fingerprint = model_fingerprint(resolve_model(serving.model))
-    return Source(fingerprint, serving.dtype, serving.max_model_len, config.default_max_tokens)
+    return Source(
+        model_fingerprint=fingerprint,
+        dtype=serving.dtype,
+        weights=serving.weights,
+        kernels=serving.kernels,
+        max_model_len=serving.max_model_len,
+        default_max_tokens=config.default_max_tokens,
+    )
 
 
 def _open_engine(serving: ServingConfig, config: DecodeServiceConfig) -> OfflineEngine:

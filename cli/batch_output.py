@@ -32,6 +32,8 @@ class Source:
 
     model_fingerprint: str
     dtype: str
+    weights: str
+    kernels: str
     max_model_len: int | None
     default_max_tokens: int
 

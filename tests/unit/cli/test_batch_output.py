@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from cli.batch_input import InputLine
 from cli.batch_output import BatchOutput, Source
 from shared.errors import ConfigError
 
-SOURCE = Source("fingerprint", "float32", None, 16)
+SOURCE = Source("fingerprint", "float32", "dtype", "auto", None, 16)
 LINES = [InputLine(number, data) for number, data in ((1, b"one"), (3, b"two"), (4, b"three"), (5, b"four"))]
 NUMBERS = [line.number for line in LINES]
 
@@ -151,10 +152,12 @@ def test_records_of_other_lines_are_not_taken_for_answers(path: Path, lines: lis
 @pytest.mark.parametrize(
     "source",
     [
-        Source("other", "float32", None, 16),
-        Source("fingerprint", "bfloat16", None, 16),
-        Source("fingerprint", "float32", 100, 16),
-        Source("fingerprint", "float32", None, 17),
+        replace(SOURCE, model_fingerprint="other"),
+        replace(SOURCE, dtype="bfloat16"),
+        replace(SOURCE, weights="int8"),
+        replace(SOURCE, kernels="torch"),
+        replace(SOURCE, max_model_len=100),
+        replace(SOURCE, default_max_tokens=17),
     ],
 )
 def test_nor_are_those_of_another_model_or_config(path: Path, source: Source) -> None:

@@ -15,6 +15,7 @@ from shared.engine.runner import Runner, load_model
 from shared.errors import ModelLoadError
 from shared.kv.pool import KvPool
 from shared.ladder import Ladder
+from tests.kernel_libraries import native_library
 from tests.tiny_models import write_tiny_model
 
 TOKENS, ROWS = Ladder((32, 100)), Ladder((1, 4))
@@ -66,6 +67,20 @@ def test_bytes_are_those_that_a_runner_holds(
     found = step_bytes(read_config(directory).limited_to(500), dtype, walks, 6, block_size)
     assert found.total == expected
     assert found.total == found.inputs + found.activations + found.kernels + found.head + found.rope_table
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_int8_weights_change_none_of_them(tmp_path: Path, kernels: str) -> None:
+    if kernels == "native":
+        native_library()
+    directory, walks = write_tiny_model(tmp_path, head_dim=32), LADDERS["decode"]
+    model = load_model(directory, "bfloat16", kernels=kernels, weights="int8")
+    pool = KvPool.anonymous(model.kv_layout(32), 3, "epoch")
+    runner = Runner(model, pool, walks, max_num_rows=6)
+
+    expected = held_bytes(runner, besides=[pool.tensor, *held_tensors_of_weights(model.weights)])
+
+    assert step_bytes(read_config(directory), "bfloat16", walks, 6, 32, kernels=kernels).total == expected
 
 
 def held_tensors_of_weights(weights: object) -> list[torch.Tensor]:
