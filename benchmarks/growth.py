@@ -4,7 +4,7 @@
 
 Curves: decode-batch (1 to 64 rows of 128 tokens), decode-context (8 rows of 128 to 8,192 tokens), prefill (128 to 8,192
 tokens); all as far as the model's context goes. --soak keeps a split pair of services busy and samples their memory.
-Exit code 1: something grows faster than its bound. docs/benchmarks.md says how that is judged.
+What grows faster than its bound is named; docs/benchmarks.md says how that is judged.
 """
 
 from cli.start import interrupts_exit, quiet_grpc
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _draw(found, options.plots)
         text = json.dumps(json_of(found)) if options.json else "\n".join(lines_of(found))
         sys.stdout.write(text + "\n")
-        return 0 if found.is_well else 1
+        return 0
 
     end_on_sigterm()
     return run_to_end(run)

@@ -27,7 +27,8 @@ with interrupts_exit():
     from benchmarks.deployment import running_single, running_split
     from benchmarks.engine_process import EngineProcess, running_engine
     from benchmarks.load import Prompts
-    from benchmarks.services_report import Results, json_of, lines_of, rows_of, table_of
+    from benchmarks.services_report import json_of, lines_of, rows_of, table_of
+    from benchmarks.services_results import Results
     from benchmarks.services_sections import (
         Bench,
         measure_decoding,

@@ -1,11 +1,11 @@
 """The report of `benchmarks.services`: rows from results, a table for people, JSON for programs."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 from rich.table import Table
 
-from benchmarks.engine_process import Ceilings, ModelFacts
+from benchmarks.services_results import Decoding, FirstToken, Results
 from benchmarks.services_rows import (
     MAX_TTFT_RATIO,
     MIN_RATE_RATIO,
@@ -17,12 +17,14 @@ from benchmarks.services_rows import (
     ratio_row,
     ttft_row,
 )
-from benchmarks.services_sections import Decoding, FirstToken, Interference
 
 MAX_GAP_RATIO = 1.5
 MAX_FRONT_CORES = 0.15
 MAX_INTERFERENCE_RATIO = 0.25
 MIN_THROUGHPUT_RATIO = 0.80
+
+MAX_OTHERS_CORES = 0.25
+"""Of the whole machine's, that may go to processes which are not part of the run before a figure is doubted."""
 
 _DECODE_REQUIRED = {1: 120.0, 8: 600.0}
 _TTFT_REQUIRED = {512: 340.0, 2048: 1700.0}
@@ -33,39 +35,6 @@ _ENGINE_PREFILL = {1: {512: 1600.0, 2048: 1250.0}, 2: {512: 3200.0, 2048: 2500.0
 _ONE_PROCESS_DECODE = {1: 150.0, 8: 850.0}
 _ONE_PROCESS_TTFT = {512: 170.0, 2048: 850.0}
 _UNDER_LOAD = {"p50": 15.0, "p99": 25.0, "decode": 550.0, "prefill": 1400.0}
-
-
-@dataclass
-class OneProcess:
-    """One process of two threads that does everything."""
-
-    decoding: dict[int, Decoding] = field(default_factory=dict)
-    first_token: dict[int, FirstToken] = field(default_factory=dict)
-
-
-@dataclass
-class Results:
-    """What was measured; sections that were not asked for are empty.
-
-    Attributes:
-        decoding: by number of streams.
-        first_token: by length of the prompt.
-        engine: tokens a second of one thread, "decode 8x128" and "prefill 1x2048", where interference was measured.
-        interference: of the split services, "split", and of one process by its step budget.
-        default_budget: the budget of one process as it is configured.
-        settings: `BATON_…` variables that were set.
-    """
-
-    model: ModelFacts
-    ceilings: Ceilings
-    default_budget: int
-    settings: Mapping[str, str] = field(default_factory=dict)
-    ceilings_after: Ceilings | None = None
-    decoding: dict[int, Decoding] = field(default_factory=dict)
-    first_token: dict[int, FirstToken] = field(default_factory=dict)
-    engine: dict[str, float] = field(default_factory=dict)
-    interference: dict[str, Interference] = field(default_factory=dict)
-    one_process: OneProcess = field(default_factory=OneProcess)
 
 
 def rows_of(results: Results) -> list[Row]:
@@ -129,6 +98,19 @@ def lines_of(results: Results) -> Iterator[str]:
             f"tokens/s; cores: compute {load.cores.compute:.2f}, front {load.cores.front:.3f}, prefill "
             f"{load.cores.prefill:.2f}, client {load.cores.client:.3f}, others {load.cores.others:.2f}"
         )
+    if disturbed := disturbed_in(results):
+        yield f"DISTURBED by other processes: {', '.join(disturbed)}"
+
+
+def disturbed_in(results: Results) -> list[str]:
+    """Where other processes used so much of the machine that the figures mean little."""
+    one = results.one_process.decoding
+    sections = {
+        **{f"split, {count} streams": found.cores for count, found in results.decoding.items()},
+        **{f"one process, {count} streams": found.cores for count, found in one.items()},
+        **{f"under load, {name}": found.cores for name, found in results.interference.items()},
+    }
+    return [f"{name} ({cores.others:.2f} cores)" for name, cores in sections.items() if cores.others > MAX_OTHERS_CORES]
 
 
 def json_of(results: Results) -> dict[str, object]:

@@ -13,6 +13,7 @@ from benchmarks.engine_process import EngineProcess
 from benchmarks.load import Prompts, TimedStream, num_arrived, under_way
 from benchmarks.procfs import beside_compute, machine_seconds, spent, thread_seconds
 from benchmarks.samples import Percentiles, Window, bursts_within, full_window, gaps_within, rate_within
+from benchmarks.services_results import Cores, Decoding, FirstToken, Interference
 
 LOAD_PROMPT_LEN = 2000
 NUM_LOAD_STREAMS = 8
@@ -28,91 +29,6 @@ _MIN_ENGINE_STEPS = 9
 _MAX_ENGINE_STEPS = 60
 _AHEAD_LEN = 512
 _AHEAD_S = 0.02
-
-
-@dataclass(frozen=True)
-class Cores:
-    """CPU seconds a second of wall time.
-
-    Attributes:
-        compute: the threads of the decode service that compute.
-        front: its other threads: gRPC, event loop, detokenizing.
-        prefill: all threads of the prefill service, or 0 where there is none.
-        client: this process.
-        others: processes that have nothing to do with this, and the machine's host: they disturb what is measured.
-    """
-
-    compute: float
-    front: float
-    prefill: float
-    client: float
-    others: float
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """So many streams at a time, and decode steps of the bare engine with as many rows of their mean context.
-
-    Attributes:
-        gap_ms: between neighbouring tokens of a stream.
-        spread_ms: for each step, its last token's arrival minus its first one's.
-        num_irregular_steps: steps whose tokens mixed with a neighbour's.
-    """
-
-    num_streams: int
-    context: int
-    tokens_a_second: float
-    engine_tokens_a_second: float
-    ratio: float
-    gap_ms: Percentiles
-    gap_p99_to_median: float
-    spread_ms: Percentiles
-    num_irregular_steps: int
-    cores: Cores
-
-
-@dataclass(frozen=True)
-class FirstToken:
-    """One request at a time on idle services, with a prompt of which nothing is cached.
-
-    Attributes:
-        ttft_ms: from the call to the first token.
-        engine_ms: what the bare engine takes for the prompt.
-        ratio: of the medians.
-        hand_over_ms: from the first token to the second, less the median step.
-        copy_ms: of copying the last chunk's KV from memory to memory.
-        bound_ms: 1.5 × copy_ms + 2.
-    """
-
-    prompt_len: int
-    ttft_ms: Percentiles
-    engine_ms: float
-    ratio: float
-    step_ms: float
-    hand_over_ms: Percentiles
-    last_chunk_len: int
-    copy_ms: float
-    bound_ms: float
-
-
-@dataclass(frozen=True)
-class Interference:
-    """Eight streams decode while prompts of 2,000 tokens come back to back.
-
-    Attributes:
-        gap_ms: between neighbouring tokens of a stream.
-        ttft_ms: of the prompts.
-        tokens_a_second: decoded and prefilled together.
-    """
-
-    gap_ms: Percentiles
-    ttft_ms: Percentiles
-    decode_tokens_a_second: float
-    prefill_tokens_a_second: float
-    tokens_a_second: float
-    num_prompts: int
-    seconds: float
-    cores: Cores
 
 
 @dataclass
@@ -196,7 +112,7 @@ async def measure_decoding(bench: Bench, num_streams: int, prompt_len: int, max_
         gap_p99_to_median=gap_ms.p99 / gap_ms.p50,
         spread_ms=_in_ms(spreads),
         num_irregular_steps=num_irregular,
-        cores=min(cores, key=lambda used: abs(used.front - median(each.front for each in cores))),
+        cores=Cores.mean(cores),
     )
 
 
