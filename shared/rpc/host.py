@@ -1,6 +1,7 @@
 """The gRPC server that both services run in: health, reflection, error mapping, metrics endpoint, graceful stop."""
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -179,5 +180,8 @@ async def _wait_asked(asked: asyncio.Event, parent: int | None) -> None:
 
 async def _serve(service: Service) -> None:
     await service.start()
+    # What start-up made stays: the garbage collector need not look at it again, which would stop all threads for long.
+    gc.collect()
+    gc.freeze()
     reason = await service.wait_failed()
     log.error("engine_failed", reason=reason)
