@@ -22,7 +22,7 @@ with interrupts_exit():
 
     from benchmarks.command import end_on_sigterm, progress, run_to_end
     from benchmarks.engine_process import ModelFacts, running_engine
-    from benchmarks.growth_curves import BATCHES, CONTEXT, CURVES, MAX_GROWTH, NUM_ROWS, Curve, lengths_of
+    from benchmarks.growth_curves import BATCHES, CONTEXT, CURVES, MAX_GROWTH, NUM_ROWS, Curve, Point, lengths_of
     from benchmarks.growth_soak import MAX_SLOPE_MIB_A_MINUTE, Soak, soak
 
 _LONGEST = 8192
@@ -79,9 +79,10 @@ def lines_of(found: Growth) -> Iterator[str]:
         yield f"\n{curve.title} (ceilings: reads {read:.1f} GB/s, products {gemm:.0f} GFLOP/s)"
         for point in curve.points:
             times = f"{point.seconds * 1e3:10.2f} ms, bound {point.bound_seconds * 1e3:10.2f} ms"
-            yield f"{point.size:>8} {curve.unit}: {times}, {point.ratio:.2f} × the bound"
+            ratios = f"{point.ratio:.2f} × the bound, {point.serial_ratio:.2f} × reading + multiplying"
+            yield f"{point.size:>8} {curve.unit}: {times}, {ratios}"
         verdict = "no super-linear surprise" if curve.is_linear else "SUPER-LINEAR"
-        yield f"the ratio grows by at most {curve.growth:.2f} × (≤ {MAX_GROWTH}): {verdict}"
+        yield f"the last ratio grows by at most {curve.growth:.2f} × (≤ {MAX_GROWTH}): {verdict}"
     if found.soak is not None:
         answered, left = found.soak.num_requests, found.soak.num_left
         yield f"\n{found.soak.minutes:g} minutes of mixed load: {answered} requests answered, {left} left early"
@@ -102,7 +103,7 @@ def json_of(found: Growth) -> dict[str, object]:
             curve.name: {
                 "unit": curve.unit,
                 "ceilings": asdict(curve.ceilings),
-                "points": [{**asdict(point), "ratio": point.ratio} for point in curve.points],
+                "points": [_point_json(point) for point in curve.points],
                 "growth": curve.growth,
                 "is_linear": curve.is_linear,
             }
@@ -111,6 +112,11 @@ def json_of(found: Growth) -> dict[str, object]:
         "soak": None if found.soak is None else asdict(found.soak),
         "is_well": found.is_well,
     }
+
+
+def _point_json(point: Point) -> dict[str, object]:
+    ratios = {"ratio": point.ratio, "serial_ratio": point.serial_ratio}
+    return {"size": point.size, "seconds": point.seconds, "bound_seconds": point.bound_seconds, **ratios}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,9 @@
 """How the bare engine's times grow with batch, context and length, and what physics alone would have them do.
 
-The bound of a step is the longer of two times: reading the weights and the KV once at the measured read ceiling, and
-the multiplications, attention included, at the measured ceiling of matrix products.
+A step cannot take less than the longer of two times: reading the weights and the KV once at the measured read ceiling,
+and the multiplications, attention included, at the measured ceiling of matrix products. That is its bound. Where both
+are about the same, a step that does one after the other takes twice as long, which is no growth: so growth is judged by
+the sum of both.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,10 +15,21 @@ CONTEXT = 128
 NUM_ROWS = 8
 CHUNK_LEN = 2048
 MAX_GROWTH = 1.5
-"""How much further from its bound a time may be than one before it on the curve."""
+"""How much further from the sum of reading and multiplying a time may be than one before it on the curve."""
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+@dataclass(frozen=True)
+class Least:
+    """The least seconds that reading takes, and multiplying."""
+
+    read_seconds: float
+    multiply_seconds: float
+
+    def __add__(self, other: "Least") -> "Least":
+        return Least(self.read_seconds + other.read_seconds, self.multiply_seconds + other.multiply_seconds)
 
 
 @dataclass(frozen=True)
@@ -29,12 +42,22 @@ class Point:
 
     size: int
     seconds: float
-    bound_seconds: float
+    least: Least
+
+    @property
+    def bound_seconds(self) -> float:
+        """What it takes at least."""
+        return max(self.least.read_seconds, self.least.multiply_seconds)
 
     @property
     def ratio(self) -> float:
         """How many times the bound it takes."""
         return self.seconds / self.bound_seconds
+
+    @property
+    def serial_ratio(self) -> float:
+        """How many times the sum of reading and multiplying it takes."""
+        return self.seconds / (self.least.read_seconds + self.least.multiply_seconds)
 
 
 @dataclass(frozen=True)
@@ -56,8 +79,8 @@ class Curve:
 
     @property
     def growth(self) -> float:
-        """The most that a point's ratio to its bound exceeds an earlier point's, as a factor."""
-        return worst_growth([point.ratio for point in self.points])
+        """The most that a point's `serial_ratio` exceeds an earlier point's, as a factor."""
+        return worst_growth([point.serial_ratio for point in self.points])
 
     @property
     def is_linear(self) -> bool:
@@ -74,20 +97,20 @@ def worst_growth(ratios: Sequence[float]) -> float:
     return worst
 
 
-def decode_bound_seconds(model: ModelFacts, ceilings: Ceilings, num_rows: int, context: int) -> float:
-    """The least that a decode step of so many rows with so many tokens each can take."""
+def decode_least(model: ModelFacts, ceilings: Ceilings, num_rows: int, context: int) -> Least:
+    """Of a decode step of so many rows with so many tokens each."""
     num_bytes = model.weight_bytes + num_rows * context * model.kv_bytes_a_token
     weights = model.layer_weights + model.head_weights
     flops = num_rows * (2 * weights + context * model.attention_flops_a_pair)
-    return _longer(num_bytes, flops, ceilings)
+    return _least(num_bytes, flops, ceilings)
 
 
-def prefill_bound_seconds(model: ModelFacts, ceilings: Ceilings, length: int, start: int = 0) -> float:
-    """The least that a step of a prompt's tokens `start` to `start + length` can take; logits of the last one."""
+def prefill_least(model: ModelFacts, ceilings: Ceilings, length: int, start: int = 0) -> Least:
+    """Of a step of a prompt's tokens `start` to `start + length`, with logits of the last one."""
     num_pairs = length * start + length * (length + 1) // 2
     num_bytes = model.weight_bytes + (start + length) * model.kv_bytes_a_token
     flops = 2 * (length * model.layer_weights + model.head_weights) + num_pairs * model.attention_flops_a_pair
-    return _longer(num_bytes, flops, ceilings)
+    return _least(num_bytes, flops, ceilings)
 
 
 def chunks_of(length: int) -> list[tuple[int, int]]:
@@ -102,7 +125,7 @@ async def decode_batch(engine: EngineProcess, model: ModelFacts, threads: int) -
         Point(
             rows,
             rows / await engine.decode(rows, CONTEXT, threads=threads),
-            decode_bound_seconds(model, ceilings, rows, CONTEXT),
+            decode_least(model, ceilings, rows, CONTEXT),
         )
         for rows in BATCHES
     ]
@@ -116,7 +139,7 @@ async def decode_context(engine: EngineProcess, model: ModelFacts, threads: int)
         Point(
             context,
             NUM_ROWS / await engine.decode(NUM_ROWS, context - 1, threads=threads),
-            decode_bound_seconds(model, ceilings, NUM_ROWS, context),
+            decode_least(model, ceilings, NUM_ROWS, context),
         )
         for context in lengths_of(model)
     ]
@@ -144,12 +167,12 @@ CURVES: Mapping[str, Measure] = {"decode-batch": decode_batch, "decode-context":
 async def _prefill_point(
     engine: EngineProcess, model: ModelFacts, ceilings: Ceilings, threads: int, length: int
 ) -> Point:
-    seconds = bound = 0.0
+    seconds, least = 0.0, Least(0.0, 0.0)
     for start, chunk_len in chunks_of(length):
         seconds += chunk_len / await engine.prefill(1, chunk_len, threads=threads, repeats=1, start=start)
-        bound += prefill_bound_seconds(model, ceilings, chunk_len, start)
-    return Point(length, seconds, bound)
+        least += prefill_least(model, ceilings, chunk_len, start)
+    return Point(length, seconds, least)
 
 
-def _longer(num_bytes: float, flops: float, ceilings: Ceilings) -> float:
-    return max(num_bytes / ceilings.read_gb_s, flops / ceilings.gemm_gflop_s) / 1e9
+def _least(num_bytes: float, flops: float, ceilings: Ceilings) -> Least:
+    return Least(num_bytes / ceilings.read_gb_s / 1e9, flops / ceilings.gemm_gflop_s / 1e9)

@@ -5,11 +5,12 @@ import pytest
 from benchmarks.engine_process import Ceilings, ModelFacts
 from benchmarks.growth_curves import (
     Curve,
+    Least,
     Point,
     chunks_of,
-    decode_bound_seconds,
+    decode_least,
     lengths_of,
-    prefill_bound_seconds,
+    prefill_least,
     worst_growth,
 )
 from benchmarks.growth_soak import slope, slope_after_warm_up
@@ -31,23 +32,23 @@ SLOW_PRODUCTS = Ceilings(read_gb_s=1e9, gemm_gflop_s=0.001)
 
 def test_a_decode_step_reads_weights_once_and_every_row_s_kv() -> None:
     # 1,000,000 + 3 × 50 × 1,000 bytes at 1,000,000 a second
-    assert decode_bound_seconds(MODEL, SLOW_MEMORY, 3, 50) == pytest.approx(1.15)
+    assert decode_least(MODEL, SLOW_MEMORY, 3, 50).read_seconds == pytest.approx(1.15)
 
 
 def test_a_decode_step_multiplies_every_row_with_all_weights_and_its_context() -> None:
     # 3 × (2 × 500,000 + 50 × 2,000) operations at 1,000,000 a second
-    assert decode_bound_seconds(MODEL, SLOW_PRODUCTS, 3, 50) == pytest.approx(3.3)
+    assert decode_least(MODEL, SLOW_PRODUCTS, 3, 50).multiply_seconds == pytest.approx(3.3)
 
 
 def test_a_prompt_needs_the_head_once_and_each_pair_of_tokens() -> None:
     # 2 × (10 × 400,000 + 100,000) + 55 × 2,000
-    assert prefill_bound_seconds(MODEL, SLOW_PRODUCTS, 10) == pytest.approx(8.31)
+    assert prefill_least(MODEL, SLOW_PRODUCTS, 10).multiply_seconds == pytest.approx(8.31)
 
 
 def test_a_later_chunk_also_pairs_with_the_tokens_before_it() -> None:
     # 10 × 20 + 55 pairs, and the KV of 30 tokens
-    assert prefill_bound_seconds(MODEL, SLOW_PRODUCTS, 10, start=20) == pytest.approx(8.2 + 255 * 0.002)
-    assert prefill_bound_seconds(MODEL, SLOW_MEMORY, 10, start=20) == pytest.approx(1.03)
+    assert prefill_least(MODEL, SLOW_PRODUCTS, 10, start=20).multiply_seconds == pytest.approx(8.2 + 255 * 0.002)
+    assert prefill_least(MODEL, SLOW_MEMORY, 10, start=20).read_seconds == pytest.approx(1.03)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +71,27 @@ def test_growth_is_against_the_best_ratio_before(ratios: list[float], growth: fl
     assert worst_growth(ratios) == growth
 
 
+def test_a_time_is_bound_by_the_longer_of_reading_and_multiplying() -> None:
+    point = Point(4, 6.0, Least(read_seconds=3.0, multiply_seconds=1.0))
+    assert point.bound_seconds == 3.0
+    assert point.ratio == 2.0
+    assert point.serial_ratio == 1.5
+
+
 def test_a_curve_is_judged_by_its_ratios_and_not_by_its_times() -> None:
-    linear = Curve("", "", "", SLOW_MEMORY, (Point(1, 2.0, 1.0), Point(8, 24.0, 8.0)))
+    first = Point(1, 2.0, Least(0.75, 0.25))
+    linear = Curve("", "", "", SLOW_MEMORY, (first, Point(8, 24.0, Least(6.0, 2.0))))
     assert linear.growth == 1.5
     assert linear.is_linear
-    surprise = Curve("", "", "", SLOW_MEMORY, (Point(1, 2.0, 1.0), Point(8, 24.8, 8.0)))
+    surprise = Curve("", "", "", SLOW_MEMORY, (first, Point(8, 24.8, Least(6.0, 2.0))))
     assert not surprise.is_linear
+
+
+def test_reading_and_then_multiplying_is_no_growth() -> None:
+    # From where reading takes all the time to where both take the same: twice the bound, once the sum.
+    curve = Curve("", "", "", SLOW_MEMORY, (Point(1, 1.0, Least(1.0, 0.0)), Point(8, 2.0, Least(1.0, 1.0))))
+    assert curve.points[1].ratio == 2.0
+    assert curve.growth == 1.0
 
 
 def test_a_slope_is_the_least_squares_line_s() -> None:
