@@ -7,6 +7,7 @@ that services can be measured in between.
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -95,9 +96,10 @@ def main() -> int:
         kernels=serving.kernels,
     )
     worker = Worker(model, shapes)
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps(worker.answer(json.loads(line))) + "\n")
-        sys.stdout.flush()
+    with suppress(BrokenPipeError):  # who asked does not wait for the answer any more
+        for line in sys.stdin:
+            sys.stdout.write(json.dumps(worker.answer(json.loads(line))) + "\n")
+            sys.stdout.flush()
     return 0
 
 

@@ -18,6 +18,8 @@ class LlamaCpp:
     def __init__(self, path: str, threads: int, dtype: str) -> None:
         self._lib: Any = importlib.import_module("llama_cpp")
         self._threads = threads
+        self._on_log = self._lib.llama_log_callback(_ignore)  # kept: the library holds no reference to it
+        self._lib.llama_log_set(self._on_log, None)
         self._lib.llama_backend_init()
         self._model = self._lib.llama_model_load_from_file(path.encode(), self._lib.llama_model_default_params())
         if not self._model:
@@ -75,6 +77,10 @@ class LlamaCpp:
             self._lib.llama_synchronize(self._context)
         finally:
             self._lib.llama_batch_free(batch)
+
+
+def _ignore(_level: int, _text: bytes, _data: object) -> None:
+    """Of the library's log, which is long."""
 
 
 def _grid(first_row: int, num_rows: int, positions: range) -> Iterator[tuple[int, int]]:
