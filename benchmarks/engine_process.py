@@ -23,7 +23,8 @@ class ModelFacts:
 
     Attributes:
         kernels: what computes.
-        dtype: of weights and KV.
+        weights: type of what the matrices are kept in.
+        dtype: of KV, and of weights that are not quantized.
         weight_bytes: read by every decode step, LM head included.
         layer_weights: numbers in all layers' matrices; each costs two operations a token.
         head_weights: numbers in the LM head.
@@ -34,6 +35,7 @@ class ModelFacts:
     """
 
     kernels: str
+    weights: str
     dtype: str
     weight_bytes: int
     layer_weights: int
@@ -42,6 +44,11 @@ class ModelFacts:
     attention_flops_a_pair: int
     max_model_len: int
     vocab_size: int
+
+    @property
+    def title(self) -> str:
+        """What computes, and what with, in a few words."""
+        return f"{self.kernels} kernels, {self.weights} weights, {self.dtype} KV"
 
 
 class EngineProcess:

@@ -72,6 +72,7 @@ class Worker:
         head = weights.lm_head.data
         return {
             "kernels": self._model.ops.name,
+            "weights": str(head.dtype).removeprefix("torch."),
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "weight_bytes": sum(matrix.numel() * matrix.element_size() for matrix in [*matrices, head]),
             "layer_weights": sum(matrix.numel() for matrix in matrices),
@@ -94,6 +95,7 @@ def main() -> int:
         serving.max_model_len,
         block_size=BLOCK_SIZE,
         kernels=serving.kernels,
+        weights=serving.weights,
     )
     worker = Worker(model, shapes)
     with suppress(BrokenPipeError):  # who asked does not wait for the answer any more

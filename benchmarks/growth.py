@@ -71,7 +71,7 @@ async def measure(names: Sequence[str], threads: int, minutes: float) -> Growth:
 def lines_of(found: Growth) -> Iterator[str]:
     """For people."""
     model = found.model
-    yield f"{model.kernels} kernels, {model.dtype}, {found.threads} thread(s); context up to {model.max_model_len}"
+    yield f"{model.title}, {found.threads} thread(s); context up to {model.max_model_len}"
     if lengths_of(model)[-1] < _LONGEST:
         yield f"the model's context ends before {_LONGEST} tokens"
     for curve in found.curves:

@@ -116,7 +116,7 @@ async def compare(options: Options) -> Comparison:
 
 def lines_of(found: Comparison) -> Iterator[str]:
     """For people."""
-    yield f"baton: {found.model.kernels} kernels, {found.model.dtype}; {found.threads} threads; peers: {found.dtype}"
+    yield f"baton: {found.model.title}; {found.threads} threads; peers: {found.dtype}"
     yield f"ceilings: reads {found.ceilings.read_gb_s:.1f} GB/s, products {found.ceilings.gemm_gflop_s:.0f} GFLOP/s"
     for name, version in found.versions.items():
         yield f"{name}: {version}"

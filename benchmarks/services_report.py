@@ -68,7 +68,7 @@ def table_of(rows: list[Row]) -> Table:
 def lines_of(results: Results) -> Iterator[str]:
     """What has no bound, for people."""
     found, after = results.ceilings, results.ceilings_after
-    yield f"{results.model.kernels} kernels, {results.model.dtype}; one thread each unless it says otherwise"
+    yield f"{results.model.title}; one thread each unless it says otherwise"
     yield f"ceilings before: reads {found.read_gb_s:.1f} GB/s, 2048³ products {found.gemm_gflop_s:.0f} GFLOP/s"
     if after is not None:
         yield f"ceilings after:  reads {after.read_gb_s:.1f} GB/s, 2048³ products {after.gemm_gflop_s:.0f} GFLOP/s"

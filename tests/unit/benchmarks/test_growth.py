@@ -17,6 +17,7 @@ from benchmarks.growth_soak import slope, slope_after_warm_up
 
 MODEL = ModelFacts(
     kernels="none",
+    weights="bfloat16",
     dtype="bfloat16",
     weight_bytes=1_000_000,
     layer_weights=400_000,
