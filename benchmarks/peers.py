@@ -41,6 +41,7 @@ CASES = {
 }
 """Walk, rows, and tokens of context or prompt."""
 _SHAPES = [(rows, length) for _, rows, length in CASES.values()]
+_GGUF_DTYPE = "bfloat16"
 _REPEATS = {"decode": 7, "prefill_text": 1}
 
 
@@ -172,9 +173,9 @@ async def _start(
         found.skipped[name] = f"no environment given has the module {PEERS[name]}"
         return None
     try:
-        path = _model_path(name, scratch)
+        path, dtype = _model_path(name, scratch), _GGUF_DTYPE if name == "llama.cpp" else options.dtype
         module = f"benchmarks.peers_workers.{PEERS[name]}_worker"
-        command = (str(python), "-m", module, str(path), str(options.threads), options.dtype)
+        command = (str(python), "-m", module, str(path), str(options.threads), dtype)
         peer = await stack.enter_async_context(running(name, command, _environment(options.threads)))
         found.versions[name] = (await peer.read())["version"]
     except BenchmarkError as error:

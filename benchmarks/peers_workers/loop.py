@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from statistics import median
 from typing import Protocol, TextIO
 
@@ -36,12 +37,13 @@ def serve(make: Callable[[str, int, str], Peer]) -> None:
     path, threads, dtype = sys.argv[1:4]
     peer = make(path, int(threads), dtype)
     _write(answers, {"version": peer.version})
-    for line in sys.stdin:
-        request = json.loads(line)
-        prepare = peer.decode if request["walk"] == "decode" else peer.prefill
-        rows, length = request["rows"], request["length"]
-        seconds = _seconds_of(prepare(rows, length), request["repeats"])
-        _write(answers, rows * (1 if request["walk"] == "decode" else length) / seconds)
+    with suppress(BrokenPipeError):  # who asked does not wait for the answer any more
+        for line in sys.stdin:
+            request = json.loads(line)
+            prepare = peer.decode if request["walk"] == "decode" else peer.prefill
+            rows, length = request["rows"], request["length"]
+            seconds = _seconds_of(prepare(rows, length), request["repeats"])
+            _write(answers, rows * (1 if request["walk"] == "decode" else length) / seconds)
 
 
 def _write(answers: TextIO, value: object) -> None:
