@@ -50,14 +50,19 @@ class Point:
         return max(self.least.read_seconds, self.least.multiply_seconds)
 
     @property
+    def serial_seconds(self) -> float:
+        """What reading and then multiplying takes at least."""
+        return self.least.read_seconds + self.least.multiply_seconds
+
+    @property
     def ratio(self) -> float:
         """How many times the bound it takes."""
         return self.seconds / self.bound_seconds
 
     @property
     def serial_ratio(self) -> float:
-        """How many times the sum of reading and multiplying it takes."""
-        return self.seconds / (self.least.read_seconds + self.least.multiply_seconds)
+        """How many times reading and then multiplying it takes."""
+        return self.seconds / self.serial_seconds
 
 
 @dataclass(frozen=True)

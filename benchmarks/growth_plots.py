@@ -4,6 +4,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from benchmarks.growth_curves import Curve
 from benchmarks.growth_soak import Soak
@@ -19,8 +20,11 @@ def plot_curve(curve: Curve, threads: int, directory: Path) -> Path:
     axes.plot(sizes, [point.seconds * 1e3 for point in curve.points], "o-", label="measured")
     bound = f"bound: {curve.ceilings.read_gb_s:.0f} GB/s, {curve.ceilings.gemm_gflop_s:.0f} GFLOP/s"
     axes.plot(sizes, [point.bound_seconds * 1e3 for point in curve.points], "--", label=bound)
+    axes.plot(sizes, [point.serial_seconds * 1e3 for point in curve.points], ":", label="reading + multiplying")
     axes.set(xscale="log", yscale="log", xlabel=curve.unit, ylabel="ms")
     axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     axes.set_title(f"{curve.title}, {threads} thread{'s' if threads > 1 else ''}")
     axes.grid(visible=True, alpha=0.3)
