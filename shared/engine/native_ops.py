@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from shared.engine.arena import Arena
 from shared.engine.kernels import library as native
 from shared.engine.kernels.library import KernelLibrary, Op, Shape, Step
 from shared.engine.models.config import ModelConfig
@@ -30,6 +31,7 @@ class NativeOps:
         self.weights = weights
         self.activation_dtype = library.activation_dtype
         self._library = library
+        self._arena = Arena()
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Weight:
         """As `Ops.pack`: [outputs / 32, inputs / 2, 32, 2], filled up with zeros to whole panels."""
@@ -40,6 +42,7 @@ class NativeOps:
             panels, scales = _panels(quantized.values), _padded(quantized.scales)
         else:
             panels = _panels(weight.bfloat16())
+        panels = self._arena.place(panels)
         return Weight(panels, None if bias is None else _padded(bias.float()), num_inputs, num_outputs, scales)
 
     def pack_gate_up(
@@ -216,4 +219,4 @@ def _padded(values: torch.Tensor) -> torch.Tensor:
 def _panels(weight: torch.Tensor) -> torch.Tensor:
     padded = _padded(weight)
     num_outputs, num_inputs = padded.shape
-    return padded.view(num_outputs // PANEL, PANEL, num_inputs // 2, 2).permute(0, 2, 1, 3).contiguous()
+    return padded.view(num_outputs // PANEL, PANEL, num_inputs // 2, 2).permute(0, 2, 1, 3)

@@ -16,6 +16,7 @@ from shared.config.notice import log_resolution
 from shared.config.resolve import resolve
 from shared.config.services import ServiceConfig
 from shared.config.serving import ServingConfig
+from shared.engine.arena import huge_pages
 from shared.rpc.gate import ReadyGate
 from shared.rpc.host import GrpcHost
 from shared.telemetry.metrics import ServiceMetrics
@@ -110,7 +111,22 @@ class EngineService(ABC, Generic[Core]):
         self.closers.push_async_callback(asyncio.to_thread, step_loop.stop)
         self.gate.open(assembled.core)
         await self._host.set_ready(True)
-        log.info("ready", model=self.serving.model, epoch=engine.pool.epoch, num_threads=self._num_threads)
+        self._log_ready(engine)
+
+    def _log_ready(self, engine: Engine) -> None:
+        model, settings = engine.model, self._settings
+        log.info(
+            "ready",
+            model=self.serving.model,
+            epoch=engine.pool.epoch,
+            kernels=model.ops.name,
+            dtype=model.dtype,
+            weights=model.ops.weights,
+            num_threads=self._num_threads,
+            threads_from="config" if settings.threads is not None else "cores and quota",
+            processes_on_host=settings.processes_on_host,
+            huge_pages=huge_pages(),
+        )
 
     async def wait_failed(self) -> str:
         """Returns the reason when the engine is gone. Cancelling the wait says nothing about the engine."""
