@@ -14,7 +14,10 @@ from shared.engine.kernels.build import KERNEL_SOURCES, build, compile_library
 from shared.engine.kernels.library import KernelLibrary, best_isa, find_library
 
 EMULATION = Path(__file__).parent / "integration" / "engine" / "avx512_emulation.h"
-_FLAGS = ("-O2", "-mavx2", "-mfma", "-Wno-psabi", "-Wno-maybe-uninitialized", "-include", str(EMULATION))
+_FLAGS = (
+    *("-O2", "-mavx2", "-mfma", "-include", str(EMULATION)),
+    *("-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"),
+)
 
 
 def native_library() -> KernelLibrary:

@@ -191,14 +191,12 @@ class NativeKernels:
 
 def why_not(config: ModelConfig, block_size: int, library: KernelLibrary) -> str | None:
     """Why the kernels cannot run a model, or None if they can."""
-    heads_per_kv = config.num_heads // config.num_kv_heads
     conditions = (
         (block_size == PANEL, f"kv.block_size is {block_size}, not {PANEL}"),
         (config.head_dim % PANEL == 0, f"head_dim {config.head_dim} is no multiple of {PANEL}"),
         (config.head_dim <= library.max_head_dim, f"head_dim {config.head_dim} is above {library.max_head_dim}"),
         (config.hidden_size % PANEL == 0, f"hidden_size {config.hidden_size} is no multiple of {PANEL}"),
         (config.intermediate_size % PANEL == 0, f"intermediate_size {config.intermediate_size} is no such multiple"),
-        (heads_per_kv <= library.max_rows, f"{heads_per_kv} query heads share a KV head, above {library.max_rows}"),
     )
     return next((reason for is_met, reason in conditions if not is_met), None)
 

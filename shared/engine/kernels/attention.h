@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "share.h"
+#include "team.h"
 #include "tile.h"
 #include "vector_math.h"
 
@@ -15,114 +15,135 @@ constexpr int64_t kGroup = 512;  // positions that meet a query at a time; cut a
 
 // What one KV head of one row attends with.
 struct Context {
-  const int64_t* blocks;
-  const bf16 *keys, *values;  // of block 0
-  int64_t block_stride, dim, heads_a_kv;
+  BlockPanels keys, values;  // values: the panel of the first 32 dims
+  int64_t dim, heads_a_kv;
+  int64_t position;  // of the first of the row's tokens in this step
   float scale;
+
+  // Of a query: they are counted through the row's tokens, `heads_a_kv` each.
+  int64_t position_of(int64_t query) const { return position + query / heads_a_kv; }
 };
 
-// Attention of R queries, `heads_a_kv` a token, the first token at `position`: softmax online over groups of positions
-// (Milakov & Gimelshein 2018). A query's result depends on its own position and no other.
-//
-// Args: queries [R][dim]; sums [R] and out [R][dim] come out, out still to be divided by sums.
-template <int R>
-void attend(const Act* queries, int64_t position, const Context& c, float* sums, float* out) {
-  alignas(64) static thread_local float scores[kMaxRows * kGroup];
-  alignas(64) static thread_local Act weights[kMaxRows * kGroup];
-  constexpr bool kReads = R <= 4;  // few queries are bound by reading the cache
-  const int64_t end = position + (R - 1) / c.heads_a_kv + 1;
-  float highs[R], corrections[R];
-  for (int r = 0; r < R; r++) highs[r] = -INFINITY, sums[r] = 0;
-  for (int64_t group = 0; group < end; group += kGroup) {
-    const int64_t group_len = std::min(end - group, kGroup), num_blocks = (group_len + kPanel - 1) / kPanel;
-    const int64_t* table = c.blocks + group / kPanel;
-    const auto ahead = [&](int64_t b) { return b + 1 < num_blocks ? (table[b + 1] - table[b]) * c.block_stride : 0; };
-    alignas(64) float products[R * kColumns<R>];
-    for (int64_t b = 0; b < num_blocks; b++)
-      for (int64_t column = 0; column < kPanel; column += kColumns<R>) {
-        tile<R, false, kReads>(queries, c.dim, c.keys + table[b] * c.block_stride + 2 * column, c.dim, products, ahead(b));
-        for (int r = 0; r < R; r++)
-          std::copy_n(products + r * kColumns<R>, kColumns<R>, scores + r * kGroup + b * kPanel + column);
-      }
-    for (int r = 0; r < R; r++) {
-      const int64_t seen = std::clamp<int64_t>(position + r / c.heads_a_kv + 1 - group, 0, group_len);
-      const int64_t whole = seen / kWidth * kWidth;
-      const float* s = scores + r * kGroup;
-      Act* w = weights + r * kGroup;
-      Vec high = splat(-INFINITY);
-      for (int64_t j = 0; j < whole; j += kWidth) high = max(high, load(s + j));
-      if (whole < seen) high = max(high, keep_first(load(s + whole), seen - whole, splat(-INFINITY)));
-      const float new_high = std::max(highs[r], highest(high) * c.scale);
-      corrections[r] = highs[r] == new_high ? 1.f : std::exp(highs[r] - new_high);
-      highs[r] = new_high;
-      Vec total = zero();
-      for (int64_t j = 0; j < num_blocks * kPanel; j += kWidth) {
-        Vec e = zero();
-        if (j < seen) e = keep_first(exp(fma(load(s + j), splat(c.scale), splat(-new_high))), std::min<int64_t>(seen - j, kWidth), zero());
-        total = add(total, e);
-        store(w + j, e);
-      }
-      sums[r] = sums[r] * corrections[r] + sum(total);
+// weights = exp(scores * scale - high) for the scores that are seen, and zeros up to num_scores. Returns their sum.
+inline float exponentials(const float* scores, int64_t seen, int64_t num_scores, float scale, float high,
+                          Act* weights) {
+  Vec total = zero();
+  for (int64_t j = 0; j < num_scores; j += kWidth) {
+    Vec e = zero();
+    if (j < seen) {
+      e = exp(fma(load(scores + j), splat(scale), splat(-high)));
+      if (seen < j + kWidth) e = keep_first(e, seen - j, zero());
     }
-    for (int64_t d = 0; d < c.dim; d += kPanel)
-      for (int64_t column = 0; column < kPanel; column += kColumns<R>) {
-        for (int r = 0; r < R; r++)
-          for (int64_t j = 0; j < kColumns<R>; j += kWidth) {
-            const Vec before = group == 0 ? zero() : mul(load(out + r * c.dim + d + column + j), splat(corrections[r]));
-            store(products + r * kColumns<R> + j, before);
-          }
-        for (int64_t b = 0; b < num_blocks; b++) {
-          const int64_t num_tokens = std::min(kPanel, (group_len - b * kPanel + 1) / 2 * 2);
-          const bf16* panel = c.values + table[b] * c.block_stride + d * kPanel + 2 * column;
-          tile<R, true, kReads>(weights + b * kPanel, kGroup, panel, num_tokens, products, ahead(b));
-        }
-        for (int r = 0; r < R; r++)
-          std::copy_n(products + r * kColumns<R>, kColumns<R>, out + r * c.dim + d + column);
-      }
+    total = add(total, e);
+    store(weights + j, e);
   }
+  return sum(total);
 }
 
-// Some tokens of a row, for one KV head.
+inline void scale_row(float* row, int64_t size, float factor) {
+  for (int64_t j = 0; j < size; j += kWidth) store(row + j, mul(load(row + j), splat(factor)));
+}
+
+inline float highest_of(const float* values, int64_t count) {
+  const int64_t whole = count / kWidth * kWidth;
+  Vec high = splat(-INFINITY);
+  for (int64_t j = 0; j < whole; j += kWidth) high = max(high, load(values + j));
+  if (whole < count) high = max(high, keep_first(load(values + whole), count - whole, splat(-INFINITY)));
+  return highest(high);
+}
+
+// Attention of up to kMaxRows queries, the first of which is number `first`: softmax online over groups of positions
+// (Milakov & Gimelshein 2018). A query's result depends on its own position and no other.
+//
+// Args: queries [num_queries][dim]; out [num_queries][dim].
+template <bool kPrefetch>
+void attend(const Act* queries, int64_t first, int64_t num_queries, const Context& c, float* out) {
+  alignas(64) float scores[kMaxRows * kGroup];
+  alignas(64) Act weights[kMaxRows * kGroup];
+  const int64_t end = c.position_of(first + num_queries - 1) + 1, dim = c.dim;
+  float highs[kMaxRows], sums[kMaxRows];
+  std::fill_n(highs, kMaxRows, -INFINITY);
+  std::fill_n(sums, kMaxRows, 0.f);
+  std::fill_n(out, num_queries * dim, 0.f);
+  for (int64_t group = 0; group < end; group += kGroup) {
+    const int64_t group_len = std::min(end - group, kGroup), num_scores = (group_len + kPanel - 1) / kPanel * kPanel;
+    BlockPanels keys = c.keys, values = c.values;
+    keys.blocks += group / kPanel, values.blocks += group / kPanel;
+    with_rows(num_queries, [&](auto rows) {
+      for (int64_t k = 0; k < num_scores; k += kPanel) {
+        const bf16* next = k + kPanel < num_scores ? keys[k / kPanel + 1] : values[0];
+        Ahead ahead{(const char*)next, kBytesOfPair<bf16>};
+        tile<rows(), false, kPrefetch>(queries, dim, keys[k / kPanel], dim, scores + k, kGroup, ahead);
+      }
+    });
+    for (int64_t r = 0; r < num_queries; r++) {
+      const float* s = scores + r * kGroup;
+      const int64_t seen = std::clamp<int64_t>(c.position_of(first + r) + 1 - group, 0, group_len);
+      const float high = std::max(highs[r], highest_of(s, seen) * c.scale);
+      const float correction = highs[r] == high ? 1.f : std::exp(highs[r] - high);
+      highs[r] = high;
+      sums[r] = sums[r] * correction + exponentials(s, seen, num_scores, c.scale, high, weights + r * kGroup);
+      if (correction != 1.f) scale_row(out + r * dim, dim, correction);
+    }
+    const int64_t num_k = (group_len + 1) / 2 * 2;
+    with_rows(num_queries, [&](auto rows) {
+      for (int64_t d = 0; d < dim; d += kPanel, values.first += kPanel * kPanel)
+        tile_of_blocks<rows(), kPrefetch>(weights, kGroup, values, num_k, out + d, dim);
+    });
+  }
+  for (int64_t r = 0; r < num_queries; r++) scale_row(out + r * dim, dim, 1.f / sums[r]);
+}
+
+// Some queries of a row, for one KV head.
 struct AttentionItem {
-  int64_t row, head, token;
+  int64_t row, head, first;
 };
 
-int64_t tokens_a_tile(const Shape& shape) { return kMaxRows * shape.num_kv_heads / shape.num_heads; }
+constexpr int64_t kQueriesAnItem = 16 * kMaxRows;
 
 std::vector<AttentionItem> cut_attention(const Step& step, const Shape& shape) {
-  const int64_t tokens_an_item = 16 * tokens_a_tile(shape);
   std::vector<AttentionItem> items;
   for (int64_t row = 0; row < step.num_rows; row++) {
     const int64_t num_tokens = step.row_starts[row + 1] - step.row_starts[row];
-    for (int64_t t = (num_tokens - 1) / tokens_an_item * tokens_an_item; t >= 0; t -= tokens_an_item)  // long ones first
-      for (int64_t head = 0; head < shape.num_kv_heads; head++) items.push_back({row, head, t});
+    const int64_t num_queries = num_tokens * shape.num_heads / shape.num_kv_heads;
+    for (int64_t first = (num_queries - 1) / kQueriesAnItem * kQueriesAnItem; first >= 0; first -= kQueriesAnItem)
+      for (int64_t head = 0; head < shape.num_kv_heads; head++) items.push_back({row, head, first});
   }
   return items;
 }
 
-void attention(const Act* qkv, const Step& step, const Shape& shape, int64_t layer,
+void attention(Team& team, const Act* qkv, const Step& step, const Shape& shape, int64_t layer,
                const std::vector<AttentionItem>& items, Act* out) {
   const int64_t dim = shape.head_dim, heads_a_kv = shape.num_heads / shape.num_kv_heads, head_size = kPanel * dim;
-  const int64_t width = (shape.num_heads + 2 * shape.num_kv_heads) * dim, tile_len = tokens_a_tile(shape);
-  share((int64_t)items.size(), [&](int64_t i) {
+  const int64_t width = (shape.num_heads + 2 * shape.num_kv_heads) * dim;
+  team.share((int64_t)items.size(), [&](int64_t i) {
     alignas(64) Act queries[kMaxRows * kMaxHeadDim];
     alignas(64) float result[kMaxRows * kMaxHeadDim];
-    float sums[kMaxRows];
-    const auto [row, head, token0] = items[i];
-    const int64_t first = step.row_starts[row], num_tokens = step.row_starts[row + 1] - first;
+    const auto [row, head, first] = items[i];
+    const int64_t row_start = step.row_starts[row], num_tokens = step.row_starts[row + 1] - row_start;
+    const int64_t* blocks = step.block_table + row * step.block_table_stride;
     const bf16* keys = shape.pool + (layer * 2 * shape.num_kv_heads + head) * head_size;
-    const Context context{step.block_table + row * step.block_table_stride, keys, keys + shape.num_kv_heads * head_size,
-                          shape.block_stride, dim, heads_a_kv, 1.f / std::sqrt((float)dim)};
-    for (int64_t t = token0; t < std::min(num_tokens, token0 + 16 * tile_len); t += tile_len) {
-      const int64_t len = std::min(tile_len, num_tokens - t), position = step.kv_lens[row] - num_tokens + t;
-      for (int64_t j = 0; j < len; j++)
-        std::copy_n(qkv + (first + t + j) * width + head * heads_a_kv * dim, heads_a_kv * dim, queries + j * heads_a_kv * dim);
-      with_rows(len * heads_a_kv, [&](auto rows) { attend<rows()>(queries, position, context, sums, result); });
-      for (int64_t r = 0; r < len * heads_a_kv; r++) {
-        Act* o = out + (first + t + r / heads_a_kv) * shape.num_heads * dim + (head * heads_a_kv + r % heads_a_kv) * dim;
-        for (int64_t d = 0; d < dim; d += kWidth) store(o + d, mul(load(result + r * dim + d), splat(1.f / sums[r])));
+    const Context context{{keys, shape.block_stride, blocks},
+                          {keys + shape.num_kv_heads * head_size, shape.block_stride, blocks},
+                          dim,
+                          heads_a_kv,
+                          step.kv_lens[row] - num_tokens,
+                          1.f / std::sqrt((float)dim)};
+    const int64_t end = std::min(num_tokens * heads_a_kv, first + kQueriesAnItem);
+    in_strips(first, end, [&](int64_t query, auto rows) {
+      const auto token_of = [&](int64_t r) { return row_start + (query + r) / heads_a_kv; };
+      const auto head_of = [&](int64_t r) { return head * heads_a_kv + (query + r) % heads_a_kv; };
+      for (int64_t r = 0; r < rows(); r++)
+        std::copy_n(qkv + token_of(r) * width + head_of(r) * dim, dim, queries + r * dim);
+      if (end - first <= 2 * kMaxRows)  // few queries are bound by reading the cache
+        attend<true>(queries, query, rows(), context, result);
+      else
+        attend<false>(queries, query, rows(), context, result);
+      for (int64_t r = 0; r < rows(); r++) {
+        Act* o = out + (token_of(r) * shape.num_heads + head_of(r)) * dim;
+        for (int64_t d = 0; d < dim; d += kWidth) store(o + d, load(result + r * dim + d));
       }
-    }
+    });
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "ahead.h"
 #include "types.h"
 
 namespace {
@@ -14,6 +15,7 @@ using Act = bf16;  // activations: what is multiplied by weights
 constexpr int kWidth = 16, kMaxRows = 12;
 template <int R>
 constexpr int kVectors = 2;  // columns of one pass over a panel, in vectors
+constexpr bool kSharesPrefetch = false;  // the first strip of rows brings in the whole next panel
 
 inline Vec zero() { return _mm512_setzero_ps(); }
 inline Vec splat(float x) { return _mm512_set1_ps(x); }
@@ -42,27 +44,37 @@ inline Vec keep_first(Vec v, int64_t count, Vec other) {
 
 // acc[r] += a[r][0..2) * the pairs of 32 columns, for each row.
 template <int R>
-inline __attribute__((always_inline)) void add_products(const Act* a, int64_t lda, __m512bh b0, __m512bh b1,
+ALWAYS_INLINE void add_products(const Act* a, int64_t lda, __m512bh b0, __m512bh b1,
                                                         Vec (&acc)[R][kVectors<R>]) {
-#pragma GCC unroll 12
-  for (int r = 0; r < R; r++) {
+  unroll<R>([&](auto r) INLINED {
     int pair;
-    std::memcpy(&pair, a + r * lda, sizeof pair);
+    std::memcpy(&pair, a + r() * lda, sizeof pair);
     const auto value = (__m512bh)_mm512_set1_epi32(pair);
-    acc[r][0] = _mm512_dpbf16_ps(acc[r][0], value, b0);
-    acc[r][1] = _mm512_dpbf16_ps(acc[r][1], value, b1);
-  }
+    acc[r()][0] = _mm512_dpbf16_ps(acc[r()][0], value, b0);
+    acc[r()][1] = _mm512_dpbf16_ps(acc[r()][1], value, b1);
+  });
 }
 
-template <int R, bool kPrefetch>
-inline __attribute__((always_inline)) void accumulate(const Act* a, int64_t lda, const bf16* b, int64_t num_k,
-                                                      Vec (&acc)[R][kVectors<R>], int64_t ahead) {
+// 32 weights, in their order.
+inline __m512bh load_pairs(const bf16* b) { return (__m512bh)_mm512_loadu_si512(b); }
+
+// int8 weights are multiplied as they are.
+constexpr float kInt8Unit = 1;
+
+inline __m512bh load_pairs(const int8_t* b) {
+  const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)b));
+  const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(b + kWidth)));
+  return _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
+}
+inline void convert_pairs(const int8_t* b, bf16* out) { _mm512_storeu_si512(out, (__m512i)load_pairs(b)); }
+
+// acc[R] += a[R][0..num_k) times columns of a panel, W bf16 or int8.
+template <int R, bool kPrefetch, class W>
+ALWAYS_INLINE void accumulate(const Act* a, int64_t lda, const W* b, int64_t num_k,
+                                                      Vec (&acc)[R][kVectors<R>], Ahead& ahead) {
   for (int64_t k = 0; k < num_k; k += 2, b += 2 * kPanel) {
-    const auto b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + kPanel);
-    if constexpr (kPrefetch) {
-      _mm_prefetch(b + ahead, _MM_HINT_T0);
-      _mm_prefetch(b + ahead + kPanel, _MM_HINT_T0);
-    }
+    const __m512bh b0 = load_pairs(b), b1 = load_pairs(b + kPanel);
+    if constexpr (kPrefetch) ahead.fetch<sizeof(W)>();
     add_products<R>(a + k, lda, b0, b1, acc);
   }
 }

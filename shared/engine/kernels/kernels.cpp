@@ -23,7 +23,17 @@
 
 namespace {
 
-enum Kind : int64_t { kNorm, kLinear, kLinearFloat, kLinearAdd, kLinearSilu, kRopeAndWrite, kAttention, kEmbed, kNormAt };
+enum Kind : int64_t {
+  kNorm,
+  kLinear,
+  kLinearFloat,
+  kLinearAdd,
+  kLinearSilu,
+  kRopeAndWrite,
+  kAttention,
+  kEmbed,
+  kNormAt,
+};
 
 // One op on static memory. num_rows 0: the step's tokens; below 0: those of them that want logits.
 struct Op {
@@ -36,35 +46,33 @@ struct Op {
 };
 
 template <class W>
-void run_linear(const Op& op, const W* w, int64_t num_rows) {
+void run_linear(Team& team, const Op& op, const W* w, int64_t num_rows) {
   const auto *x = (const Act*)op.x;
   const auto *bias = (const float*)op.extra;
   const Product<W> product{x, w, op.scales, bias, op.y, num_rows, op.num_k, op.num_outputs};
   switch (op.kind) {
-    case kLinear: return linear<Act>(product);
-    case kLinearFloat: return linear<float>(product);
-    case kLinearAdd: return linear_add(product);
-    case kLinearSilu: return linear_silu(product);
+    case kLinear: return linear<Act>(team, product);
+    case kLinearFloat: return linear<float>(team, product);
+    case kLinearAdd: return linear_add(team, product);
+    case kLinearSilu: return linear_silu(team, product);
   }
 }
 
-void run(const Op& op, const Step& step, const Shape& shape, const std::vector<AttentionItem>& items) {
+void run(Team& team, const Op& op, const Step& step, const Shape& shape, const std::vector<AttentionItem>& items) {
   const int64_t num_rows = op.num_rows > 0 ? op.num_rows : op.num_rows == 0 ? step.num_tokens : step.num_logits;
-  const auto *x = (const Act*)op.x;
-  const auto *w = (const float*)op.w, *extra = (const float*)op.extra;
-  auto *y = (Act*)op.y;
+  const int64_t size = op.num_outputs;
+  const auto *x = (const float*)op.x, *w = (const float*)op.w, *extra = (const float*)op.extra;
+  const auto eps = (float)op.eps;
+  auto* y = (Act*)op.y;
   switch (op.kind) {
-    case kNorm: return rmsnorm((const float*)op.x, w, y, num_rows, op.num_outputs, (float)op.eps);
-    case kLinear:
-    case kLinearFloat:
-    case kLinearAdd:
-    case kLinearSilu:
-      return op.scales ? run_linear(op, (const int8_t*)op.w, num_rows) : run_linear(op, (const bf16*)op.w, num_rows);
-    case kRopeAndWrite: return rope_and_write(y, step, shape, op.layer, {w, extra, (float)op.eps});
-    case kEmbed: return embed((const int64_t*)op.x, (const bf16*)op.w, (float*)op.y, num_rows, op.num_outputs);
-    case kNormAt: return rmsnorm_at((const float*)op.x, (const int64_t*)op.extra, w, y, num_rows, op.num_outputs, (float)op.eps);
-    case kAttention: return attention(x, step, shape, op.layer, items, y);
+    case kNorm: return rmsnorm(team, x, w, y, num_rows, size, eps);
+    case kNormAt: return rmsnorm_at(team, x, (const int64_t*)op.extra, w, y, num_rows, size, eps);
+    case kEmbed: return embed(team, (const int64_t*)op.x, (const bf16*)op.w, (float*)op.y, num_rows, size);
+    case kRopeAndWrite: return rope_and_write(team, y, step, shape, op.layer, {w, extra, eps});
+    case kAttention: return attention(team, (const Act*)op.x, step, shape, op.layer, items, y);
   }
+  if (op.scales) return run_linear(team, op, (const int8_t*)op.w, num_rows);
+  run_linear(team, op, (const bf16*)op.w, num_rows);
 }
 
 }  // namespace
@@ -72,14 +80,14 @@ void run(const Op& op, const Step& step, const Shape& shape, const std::vector<A
 extern "C" {
 
 int64_t baton_vector_width() { return kWidth; }
-int64_t baton_max_rows() { return kMaxRows; }
 int64_t baton_max_head_dim() { return kMaxHeadDim; }
 
 // Runs ops one after another, all threads on each.
 void baton_run(const Op* ops, int64_t num_ops, const Step* step, const Shape* shape, int64_t num_threads) {
   const bool attends = std::any_of(ops, ops + num_ops, [](const Op& op) { return op.kind == kAttention; });
   const auto items = attends ? cut_attention(*step, *shape) : std::vector<AttentionItem>{};
+  Team team(num_threads);
 #pragma omp parallel num_threads(num_threads)
-  for (int64_t i = 0; i < num_ops; i++) run(ops[i], *step, *shape, items);
+  for (int64_t i = 0; i < num_ops; i++) run(team, ops[i], *step, *shape, items);
 }
 }

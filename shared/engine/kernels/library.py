@@ -72,12 +72,10 @@ class KernelLibrary:
     Attributes:
         isa: the instruction set that they are compiled for.
         vector_width: values of a vector; gate and up columns lie in turns of so many.
-        max_rows: rows of a tile; most query heads that may share a KV head.
     """
 
     isa: str
     vector_width: int
-    max_rows: int
     max_head_dim: int
     handle: Any
 
@@ -90,11 +88,11 @@ class KernelLibrary:
         """
         # torch has its OpenMP loaded by now, and the kernels find that one: two would fight for the cores.
         handle = ctypes.CDLL(str(path))
-        for name in ("baton_vector_width", "baton_max_rows", "baton_max_head_dim"):
+        for name in ("baton_vector_width", "baton_max_head_dim"):
             getattr(handle, name).restype = _INT
         handle.baton_run.argtypes = (_POINTER, _INT, _POINTER, _POINTER, _INT)
         handle.baton_run.restype = None
-        return cls(isa, handle.baton_vector_width(), handle.baton_max_rows(), handle.baton_max_head_dim(), handle)
+        return cls(isa, handle.baton_vector_width(), handle.baton_max_head_dim(), handle)
 
     @property
     def activation_dtype(self) -> torch.dtype:

@@ -1,13 +1,11 @@
 // Products with packed weights, and what becomes of their sums.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <type_traits>
 
 #include "int8.h"
-#include "share.h"
+#include "team.h"
 #include "tile.h"
 #include "vector_math.h"
 
@@ -25,21 +23,13 @@ struct Product {
 
 constexpr int64_t kRowBlock = 96;  // rows whose activations stay in the cache while panel after panel passes
 
-// Calls f(row, integral_constant<rows>) for strips of about equal height: 32 rows at 12 are 11, 11 and 10.
-template <class F>
-inline void in_strips(int64_t row0, int64_t row1, F f) {
-  const int64_t strips = (row1 - row0 + kMaxRows - 1) / kMaxRows, strip = (row1 - row0 + strips - 1) / strips;
-  for (int64_t row = row0; row < row1; row += strip)
-    with_rows(std::min(strip, row1 - row), [&](auto rows) { f(row, rows); });
-}
-
-// epilogue(row, column, two vectors) for each two vectors of sums [R][kColumns<R>].
+// epilogue(row, column, two vectors) for each two vectors of a panel's sums [R][kPanel].
 template <int R, class W, class Epilogue>
-inline void finish(const Product<W>& p, int64_t row, int64_t column, const float* sums, Epilogue epilogue) {
+inline void finish(const Product<W>& p, int64_t row, int64_t panel, const float* sums, Epilogue epilogue) {
   for (int r = 0; r < R; r++)
-    for (int64_t c = 0; c < kColumns<R>; c += 2 * kWidth) {
-      const int64_t output = column + c;
-      const float* sum = sums + r * kColumns<R> + c;
+    for (int64_t c = 0; c < kPanel; c += 2 * kWidth) {
+      const int64_t output = panel * kPanel + c;
+      const float* sum = sums + r * kPanel + c;
       Vec first = load(sum), second = load(sum + kWidth);
       if constexpr (std::is_same_v<W, int8_t>) {
         first = mul(first, mul(splat(1 / kInt8Unit), load(p.scales + output)));
@@ -50,23 +40,30 @@ inline void finish(const Product<W>& p, int64_t row, int64_t column, const float
     }
 }
 
-// One panel for some rows, as it is stored. A step of few rows is bound by reading the weights, so with `prefetch` the
-// next panel is brought in during the first pass over the rows.
+// What to bring in while a panel is multiplied. A single pass over it reads memory as fast as it comes, and does best
+// to stay a little ahead of itself; else there is time for the next panel, of which passes bring in a share each.
+template <class W>
+inline Ahead ahead_of(const W* panel, int64_t num_k, int64_t row0, int64_t row1) {
+  int64_t num_passes = 0;
+  in_strips(row0, row1, [&](int64_t, auto rows) { num_passes += kPasses<rows()>; });
+  if (num_passes == 1) return {(const char*)(panel + 1024), kBytesOfPair<W>};
+  return {(const char*)(panel + kPanel * num_k), kBytesOfPair<W> / (kSharesPrefetch ? num_passes : 1)};
+}
+
+// One panel for some rows, as it is stored. A step of few rows is bound by reading weights, and wants `prefetch`.
 template <class W, class Epilogue>
 inline void multiply_stored(const Product<W>& p, int64_t panel, int64_t row0, int64_t row1, bool prefetch,
                             Epilogue epilogue) {
+  const W* w = p.w + panel * kPanel * p.num_k;
+  Ahead ahead = ahead_of(w, p.num_k, row0, row1);
   in_strips(row0, row1, [&](int64_t row, auto rows) {
     constexpr int R = rows();
-    for (int64_t column = 0; column < kPanel; column += kColumns<R>) {
-      alignas(64) float sums[R * kColumns<R>];
-      const Act* a = p.x + row * p.num_k;
-      const W* b = p.w + panel * kPanel * p.num_k + 2 * column;
-      if (prefetch && row == row0)
-        tile<R, false, true>(a, p.num_k, b, p.num_k, sums, row1 - row0 <= kMaxRows ? 1024 : kPanel * p.num_k);
-      else
-        tile<R, false, false>(a, p.num_k, b, p.num_k, sums, 0);
-      finish<R>(p, row, panel * kPanel + column, sums, epilogue);
-    }
+    alignas(64) float sums[R * kPanel];
+    if (prefetch && (kSharesPrefetch || row == row0))
+      tile<R, false, true>(p.x + row * p.num_k, p.num_k, w, p.num_k, sums, kPanel, ahead);
+    else
+      tile<R, false, false>(p.x + row * p.num_k, p.num_k, w, p.num_k, sums, kPanel, ahead);
+    finish<R>(p, row, panel, sums, epilogue);
   });
 }
 
@@ -76,20 +73,19 @@ inline void multiply_converted(const Product<int8_t>& p, int64_t panel, int64_t 
   constexpr int64_t max_k = 256;
   alignas(64) bf16 converted[max_k * kPanel];
   alignas(64) float sums[kRowBlock * kPanel];
+  Ahead nothing{};
   for (int64_t k = 0; k < p.num_k; k += max_k) {
     const int64_t num_k = std::min(max_k, p.num_k - k);
     convert(p.w + (panel * p.num_k + k) * kPanel, num_k, converted, max_k * kPanel);
     in_strips(row0, row1, [&](int64_t row, auto rows) {
       constexpr int R = rows();
-      for (int64_t column = 0; column < kPanel; column += kColumns<R>) {
-        float* s = sums + (row - row0) * kPanel + R * column;
-        const Act* a = p.x + row * p.num_k + k;
-        if (k == 0)
-          tile<R, false, false>(a, p.num_k, converted + 2 * column, num_k, s, 0);
-        else
-          tile<R, true, false>(a, p.num_k, converted + 2 * column, num_k, s, 0);
-        if (k + num_k == p.num_k) finish<R>(p, row, panel * kPanel + column, s, epilogue);
-      }
+      float* s = sums + (row - row0) * kPanel;
+      const Act* a = p.x + row * p.num_k + k;
+      if (k == 0)
+        tile<R, false, false>(a, p.num_k, converted, num_k, s, kPanel, nothing);
+      else
+        tile<R, true, false>(a, p.num_k, converted, num_k, s, kPanel, nothing);
+      if (k + num_k == p.num_k) finish<R>(p, row, panel, s, epilogue);
     });
   }
 }
@@ -110,21 +106,14 @@ inline void multiply_panel(const Product<int8_t>& p, int64_t panel, int64_t row0
     multiply_converted(p, panel, row0, row1, epilogue);
 }
 
-// epilogue(row, column, two vectors) for each two vectors of columns of each row. An item is some panels for up to
+// epilogue(row, column, two vectors) for each two vectors of columns of each row. An item is a panel for up to
 // kRowBlock rows.
 template <class W, class Epilogue>
-void multiply(const Product<W>& p, int64_t num_columns, Epilogue epilogue) {
-  constexpr int64_t max_panels_an_item = 24;
+void multiply(Team& team, const Product<W>& p, int64_t num_columns, Epilogue epilogue) {
   const int64_t num_panels = (num_columns + kPanel - 1) / kPanel, num_blocks = (p.num_rows + kRowBlock - 1) / kRowBlock;
-  const int64_t parts = (num_blocks == 1 ? 2 : 1) * omp_get_num_threads();
-  const int64_t panels_an_item = std::clamp<int64_t>(num_panels / parts, 1, max_panels_an_item);
-  const int64_t items_a_block = (num_panels + panels_an_item - 1) / panels_an_item;
-  share(num_blocks * items_a_block, [&](int64_t item) {
-    const int64_t row0 = item / items_a_block * kRowBlock, row1 = std::min(p.num_rows, row0 + kRowBlock);
-    const int64_t panel0 = item % items_a_block * panels_an_item;
-    const int64_t panel1 = std::min(num_panels, panel0 + panels_an_item);
-    for (int64_t panel = panel0; panel < panel1; panel++)
-      multiply_panel(p, panel, row0, row1, num_blocks == 1, epilogue);
+  team.share(num_blocks * num_panels, [&](int64_t item) {
+    const int64_t row0 = item / num_panels * kRowBlock, row1 = std::min(p.num_rows, row0 + kRowBlock);
+    multiply_panel(p, item % num_panels, row0, row1, num_blocks == 1, epilogue);
   });
 }
 
@@ -143,16 +132,16 @@ inline void store_two(T* y, Vec first, Vec second, const T* end) {
 }
 
 template <class T, class W>
-void linear(const Product<W>& p) {
-  multiply(p, p.num_outputs, [&p](int64_t row, int64_t output, Vec first, Vec second) {
+void linear(Team& team, const Product<W>& p) {
+  multiply(team, p, p.num_outputs, [&p](int64_t row, int64_t output, Vec first, Vec second) {
     T* y = (T*)p.y + row * p.num_outputs;
     store_two(y + output, first, second, y + p.num_outputs);
   });
 }
 
 template <class W>
-void linear_add(const Product<W>& p) {
-  multiply(p, p.num_outputs, [&p](int64_t row, int64_t output, Vec first, Vec second) {
+void linear_add(Team& team, const Product<W>& p) {
+  multiply(team, p, p.num_outputs, [&p](int64_t row, int64_t output, Vec first, Vec second) {
     float* y = (float*)p.y + row * p.num_outputs + output;
     store(y, add(load(y), first));
     store(y + kWidth, add(load(y + kWidth), second));
@@ -161,8 +150,8 @@ void linear_add(const Product<W>& p) {
 
 // Gate and up columns lie in turns of kWidth.
 template <class W>
-void linear_silu(const Product<W>& p) {
-  multiply(p, 2 * p.num_outputs, [&p](int64_t row, int64_t column, Vec gate, Vec up) {
+void linear_silu(Team& team, const Product<W>& p) {
+  multiply(team, p, 2 * p.num_outputs, [&p](int64_t row, int64_t column, Vec gate, Vec up) {
     store((Act*)p.y + row * p.num_outputs + column / 2, mul(silu(gate), up));
   });
 }

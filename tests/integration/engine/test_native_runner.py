@@ -21,7 +21,7 @@ def _library(kernel_library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(select, "find_library", lambda: kernel_library)
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, 2, 5])
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -59,8 +59,8 @@ def test_results_do_not_depend_on_chunks_company_threads_or_what_blocks_held(dir
             logits = harness.run(others[0], mine, *others[1:])[0]
             start += length
         assert torch.equal(logits, expected.logits)
-        # Padding to a pair behind the last token is not the sequence's own.
-        assert torch.equal(harness.kv(table_for(200), 0), expected.kv[:0])
+        # Of whole blocks: what lies behind the last token is not the sequence's own.
+        assert torch.equal(harness.kv(table_for(200), 128), expected.kv[:128])
 
 
 def test_results_are_near_float32(directory: Path) -> None:
@@ -103,7 +103,6 @@ def load_text(directory: Path) -> list[int]:
     [
         ({"head_dim": 16}, 32, "head_dim 16 is no multiple of 32"),
         ({"head_dim": 32}, 16, "kv.block_size is 16, not 32"),
-        ({"head_dim": 32, "num_attention_heads": 26, "num_key_value_heads": 2}, 32, "13 query heads share a KV head"),
     ],
 )
 def test_what_they_cannot_run_runs_in_torch_and_is_refused_where_they_are_asked_for(

@@ -139,6 +139,16 @@ def normed(heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("has_norms", [False, True])
 @pytest.mark.parametrize("kv_len", [1, 2, 31, 32, 33, 63, 64, 65, 200, 511, 512, 513, 530, 1025])
 def test_attention_over_chunks(ops: NativeOps, shape: tuple[int, int, int], has_norms: bool, kv_len: int) -> None:
+    check_attention(ops, shape, has_norms, kv_len)
+
+
+@pytest.mark.parametrize("heads_a_kv", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 16])
+@pytest.mark.parametrize("kv_len", [1, 40, 530])
+def test_attention_of_any_number_of_query_heads_a_kv_head(ops: NativeOps, heads_a_kv: int, kv_len: int) -> None:
+    check_attention(ops, (2 * heads_a_kv, 2, 32), False, kv_len)
+
+
+def check_attention(ops: NativeOps, shape: tuple[int, int, int], has_norms: bool, kv_len: int) -> None:
     """A sequence in one chunk, and in chunks beside another sequence, against softmax over everything."""
     used = spec(*shape, num_blocks=80)
     heads, kv_heads, dim = shape
