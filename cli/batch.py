@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import torch
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.text import Text
@@ -23,8 +24,11 @@ from decode_service.translate import completion_to_proto
 from shared.config.load import load_decode, load_serving
 from shared.config.services import DecodeServiceConfig
 from shared.config.serving import ServingConfig
+from shared.engine.models.config import read_config
 from shared.engine.models.registry import model_fingerprint, resolve_model
+from shared.engine.select import choose_ops
 from shared.errors import BatonError, ConfigError, ModelLoadError
+from shared.kv.dtypes import dtype_name
 from shared.telemetry.logs import configure_logging
 
 STANDARD_INPUT = "-"
@@ -155,12 +159,21 @@ def _open_input(job: BatchJob) -> BinaryIO:
 
 
 def _source_of(serving: ServingConfig, config: DecodeServiceConfig) -> Source:
-    fingerprint = model_fingerprint(resolve_model(serving.model))
+    """What answers depend on, with what `auto` stands for on this machine: another one may take other kernels."""
+    model_dir = resolve_model(serving.model)
+    ops = choose_ops(
+        read_config(model_dir),
+        serving.dtype,
+        serving.kv.block_size,
+        serving.kernels,
+        torch.device("cpu"),
+        serving.weights,
+    )
     return Source(
-        model_fingerprint=fingerprint,
-        dtype=serving.dtype,
+        model_fingerprint=model_fingerprint(model_dir),
+        dtype=dtype_name(ops.weight_dtype),
         weights=serving.weights,
-        kernels=serving.kernels,
+        kernels=ops.name,
         max_model_len=serving.max_model_len,
         default_max_tokens=config.default_max_tokens,
     )

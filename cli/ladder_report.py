@@ -68,6 +68,8 @@ class Report:
 
     model: str
     dtype: str | None
+    weights: str
+    kernels: str
     walks: tuple[WalkReport, ...]
     nodes: Mapping[str, NodeReport]
     bytes_unknown: str | None
@@ -107,6 +109,8 @@ def report(
     return Report(
         model=serving.model,
         dtype=known.dtype if known else None if serving.dtype == "auto" else serving.dtype,
+        weights=serving.weights,
+        kernels=serving.kernels,
         walks=tuple(_walk_report(resolved, walk, known) for walk in walks),
         nodes={node: _node_report(resolved, node, num_kv_blocks[node], known) for node in NODES},
         bytes_unknown=sizes if isinstance(sizes, str) else None,

@@ -92,6 +92,8 @@ def _limits(shown: Report) -> list[tuple[str, object]]:
         ("kv.block_size", shown.block_size),
         ("model", shown.model),
         ("dtype", shown.dtype or "auto"),
+        ("weights", shown.weights),
+        ("kernels", shown.kernels),
         ("digest", shown.digest),
     ]
 

@@ -24,6 +24,7 @@ from shared.rpc.prompt import embeddings_from_proto
 from shared.worker.engine import Identity
 from shared.worker.ledger import BlockLedger
 
+_CANCELLATION_S = 0.1
 _LOAD_MIN_INTERVAL_S = 0.1
 _LOAD_MAX_INTERVAL_S = 1.0
 
@@ -145,6 +146,9 @@ async def _read_start(requests: AsyncIterator[prefill_pb2.PrefillRequest]) -> pr
         if request.WhichOneof("message") == "start":
             return request.start
         break
+    else:
+        # The messages of a cancelled call end a moment before it is cancelled itself: that is no fault of the caller.
+        await asyncio.sleep(_CANCELLATION_S)
     raise InvalidRequestError("the first message of a Prefill stream is `start`", Reason.PREFILL_PROTOCOL_VIOLATED)
 
 

@@ -229,6 +229,23 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, serving: Path) -> None:
     assert "r0" in source.read_text()
 
 
+def test_settings_count_as_what_they_stand_for(tmp_path: Path, serving: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of 8 `kernels: auto` is plain torch: named or not, that makes no difference; another dtype does."""
+    source, output = write_lines(tmp_path / "in.jsonl", [*requests(2)]), tmp_path / "out.jsonl"
+    monkeypatch.setenv("BATON_SERVING__DTYPE", "float32")
+    assert run(source, output, "--serving", serving).exit_code == 0
+    before = output.read_bytes()
+
+    monkeypatch.setenv("BATON_SERVING__KERNELS", "torch")
+    again = run(source, output, "--serving", serving)
+    assert (again.exit_code, output.read_bytes()) == (0, before)
+    assert "nothing is left to do" in again.stderr
+
+    monkeypatch.setenv("BATON_SERVING__DTYPE", "bfloat16")
+    other = run(source, output, "--serving", serving)
+    assert "nothing is left to do" not in other.stderr
+
+
 def test_an_input_without_requests_is_done(tmp_path: Path, serving: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("\n\n")

@@ -68,6 +68,8 @@ def test_the_text_without_a_model(tmp_path: Path) -> None:
         "kv.block_size                 16",
         "model                         no-such-model",
         "dtype                         float32",
+        "weights                       dtype",
+        "kernels                       auto",
         f"digest                        {digest}",
         "",
     ]
@@ -109,6 +111,8 @@ def test_the_json_without_a_model(tmp_path: Path) -> None:
         "file": str(tmp_path / "serving.yaml"),
         "model": "no-such-model",
         "dtype": "float32",
+        "weights": "dtype",
+        "kernels": "auto",
         "long_prefill_token_threshold": 30,
         "max_partial_prefills": 1,
         "local_prefill_max_tokens": None,
