@@ -4,9 +4,9 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 
-.PHONY: setup dev demo test check format protos clean
+.PHONY: setup kernels dev demo test check format protos clean
 
-setup: .venv/.installed .venv/.kernels .venv/.model
+setup: .venv/.installed kernels .venv/.model
 
 .venv/.installed: pyproject.toml
 	@test -n "$(PYTHON)" && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -16,10 +16,9 @@ setup: .venv/.installed .venv/.kernels .venv/.model
 	@$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-.venv/.kernels: .venv/.installed $(wildcard shared/engine/kernels/*.cpp shared/engine/kernels/*.h) shared/engine/kernels/build.py
-	@echo "Compiling the kernels for this machine's kind of CPU, once"
+# Looks each time: what it makes lies in the cache, which may have been cleared, and a compiler may have come since.
+kernels: .venv/.installed
 	@$(BIN)/python -m shared.engine.kernels.build
-	@touch $@
 
 .venv/.model: .venv/.installed
 	@echo "Fetching and converting the default model, once"

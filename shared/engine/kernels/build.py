@@ -47,9 +47,26 @@ def build(isa: str) -> Path:
         BuildError: there is no compiler, or it fails.
     """
     path = library_path(isa)
-    if not path.exists():
+    if not is_whole(path):
+        sys.stdout.write(f"Compiling the kernels for {isa}, once\n")
         compile_library(path, FLAGS_BY_ISA[isa])
     return path
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a library is there as it was compiled: loading a damaged one can end the process with no word."""
+    try:
+        return _digest_file(path).read_text(encoding="ascii") == _digest_of(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _digest_file(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def compile_library(path: Path, flags: Sequence[str]) -> None:
@@ -75,6 +92,7 @@ def compile_library(path: Path, flags: Sequence[str]) -> None:
             raise BuildError(f"{compiler}: {error}") from error
         if done.returncode != 0:
             raise BuildError(f"{compiler} failed:\n{done.stderr}")
+        _digest_file(path).write_text(_digest_of(output), encoding="ascii")
         output.replace(path)
 
 
@@ -82,7 +100,7 @@ def main() -> int:
     """Compiles for all instruction sets. Without a compiler the plain-torch ops run: no failure, but said."""
     for isa in FLAGS_BY_ISA:
         try:
-            sys.stdout.write(f"{build(isa)}\n")
+            build(isa)
         except BuildError as error:
             sys.stderr.write(f"no native kernels for {isa}, the slower plain-torch ops run instead: {error}\n")
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shared.engine.kernels.build import library_path
+from shared.engine.kernels.build import is_whole, library_path
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
@@ -121,6 +121,8 @@ def find_library() -> KernelLibrary | str:
     path = library_path(isa)
     if not path.exists():
         return f"the kernels for {isa} are not compiled: run `make setup`"
+    if not is_whole(path):
+        return f"the compiled kernels in {path} are damaged: run `make setup`"
     try:
         return KernelLibrary.load(isa, path)
     except OSError as error:
