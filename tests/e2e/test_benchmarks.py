@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.processes import SMALL_STEPS
 
-WAIT_S = 240.0
+WAIT_S = 500.0
 
 pytestmark = pytest.mark.usefixtures("smollm2_dir")
 
