@@ -2,27 +2,15 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 
 import torch
 
+from benchmarks.bounds import Ceilings
+
 _READ_BYTES = 512 << 20
 _SIZE = 2048
 _REPEATS = 5
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """Best rates of one number of threads.
-
-    Attributes:
-        read_gb_s: of a sum over memory that no cache holds.
-        gemm_gflop_s: of a 2048³ product, in bfloat16 where the CPU has instructions for it, else in float32.
-    """
-
-    read_gb_s: float
-    gemm_gflop_s: float
 
 
 def measure_ceilings(num_threads: int) -> Ceilings:

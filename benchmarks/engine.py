@@ -3,19 +3,21 @@
     python -m benchmarks.engine [--threads 1 2] [--json] [--kernels auto|native|torch] [--weights dtype|int8]
 
 A decode figure `8x128` is eight rows with 128 tokens of context, a prefill figure `8x256` eight prompts of 256 tokens
-in one step. Ceilings are measured before and after with as many threads; quote ratios to them, as both drift.
+in one step. Ceilings are measured before and after with as many threads; quote ratios to them, as both drift. Each
+figure stands beside its bound (`benchmarks.bounds`) and the share of it that is required (`benchmarks.required`).
 """
 
 import argparse
-import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
 
 import structlog
 import torch
 
-from benchmarks.ceilings import Ceilings, measure_ceilings, seconds_of
+from benchmarks.bounds import ModelFacts
+from benchmarks.ceilings import measure_ceilings, seconds_of
+from benchmarks.engine_report import Figures, as_json, report
+from benchmarks.required import DECODE, PREFILL
 from shared.config.resolve import ResolvedWalk
 from shared.engine.models.registry import resolve_model
 from shared.engine.runner import LoadedModel, Runner, load_model
@@ -23,20 +25,8 @@ from shared.engine.step import StepRow
 from shared.kv.pool import KvPool
 from shared.ladder import Ladder
 
-DECODE = {"1x128": (1, 128), "8x128": (8, 128), "32x128": (32, 128), "8x1024": (8, 1024)}
-PREFILL = {"1x512": (1, 512), "1x2048": (1, 2048), "8x256": (8, 256)}
 BLOCK_SIZE = 32
 TOP_RUNG = 2048
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Tokens a second of one number of threads, and the ceilings before and after."""
-
-    decode: Mapping[str, float]
-    prefill: Mapping[str, float]
-    before: Ceilings
-    after: Ceilings
 
 
 class Bench:
@@ -94,45 +84,24 @@ def measure(model: LoadedModel, num_threads: int) -> Figures:
     return Figures(decode, prefill, before, measure_ceilings(num_threads))
 
 
-def report(figures: Mapping[int, Figures], model: LoadedModel) -> str:
-    """A table for people, with ratios to the ceilings."""
-    num_weights = sum(
-        weight.data.numel()
-        for layer in model.weights.layers
-        for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
-    )
-    weight_bytes = (num_weights + model.weights.lm_head.data.numel()) * model.weights.lm_head.data.element_size()
-    held_as = "int8 weights" if model.ops.weights == "int8" else model.dtype
-    lines = [f"{model.ops.name} kernels, {held_as}, {weight_bytes / 1e9:.3f} GB of weights a step"]
-    for num_threads, found in figures.items():
-        read = min(found.before.read_gb_s, found.after.read_gb_s)
-        gemm = min(found.before.gemm_gflop_s, found.after.gemm_gflop_s)
-        reads = f"{found.before.read_gb_s:.1f}, then {found.after.read_gb_s:.1f} GB/s"
-        products = f"{found.before.gemm_gflop_s:.0f}, then {found.after.gemm_gflop_s:.0f} GFLOP/s"
-        lines += [
-            "",
-            f"{num_threads} threads: reads at {reads}; 2048³ products at {products}",
-            *(f"  decode  {name:<8}{rate:10.1f} tokens/s" for name, rate in found.decode.items()),
-            *(f"  prefill {name:<8}{rate:10.1f} tokens/s" for name, rate in found.prefill.items()),
-            f"  decode 1x128 reads weights at {found.decode['1x128'] * weight_bytes / 1e9 / read:.0%} of the ceiling",
-            f"  prefill 1x512 multiplies at {found.prefill['1x512'] * 2 * num_weights / 1e9 / gemm:.0%} of the ceiling",
-        ]
-    return "\n".join(lines)
-
-
-def as_json(figures: Mapping[int, Figures]) -> str:
-    """`ceilings` are those measured before, with the most threads; `ceilings_after` and each number's own beside."""
-    most = figures[max(figures)]
-    return json.dumps(
-        {
-            "ceilings": asdict(most.before),
-            "ceilings_after": asdict(most.after),
-            "threads": {
-                str(number): {"decode": dict(found.decode), "prefill": dict(found.prefill)}
-                for number, found in figures.items()
-            },
-            "ceilings_by_threads": {str(number): asdict(found.before) for number, found in figures.items()},
-        }
+def facts_of(model: LoadedModel) -> ModelFacts:
+    """What bounds are computed from."""
+    config, weights = model.config, model.weights
+    matrices = [
+        weight.data for layer in weights.layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
+    ]
+    head = weights.lm_head.data
+    return ModelFacts(
+        kernels=model.ops.name,
+        weights=str(head.dtype).removeprefix("torch."),
+        dtype=model.dtype,
+        weight_bytes=sum(matrix.numel() * matrix.element_size() for matrix in [*matrices, head]),
+        layer_weights=sum(matrix.numel() for matrix in matrices),
+        head_weights=head.numel(),
+        kv_bytes_a_token=model.kv_layout(BLOCK_SIZE).block_bytes / BLOCK_SIZE,
+        attention_flops_a_pair=4 * config.num_layers * config.num_heads * config.head_dim,
+        max_model_len=config.max_model_len,
+        vocab_size=config.vocab_size,
     )
 
 
@@ -150,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model_dir, kernels, weights = resolve_model(options.model), options.kernels, options.weights
     model = load_model(model_dir, options.dtype, block_size=BLOCK_SIZE, kernels=kernels, weights=weights)
     figures = {number: measure(model, number) for number in options.threads}
-    sys.stdout.write((as_json(figures) if options.json else report(figures, model)) + "\n")
+    write = as_json if options.json else report
+    sys.stdout.write(write(facts_of(model), figures) + "\n")
     return 0
 
 

@@ -4,51 +4,9 @@ import json
 import sys
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
+from benchmarks.bounds import Ceilings, ModelFacts
 from benchmarks.json_process import JsonProcess, running
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """As `benchmarks.ceilings.Ceilings`, which needs torch."""
-
-    read_gb_s: float
-    gemm_gflop_s: float
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What bounds are computed from.
-
-    Attributes:
-        kernels: what computes.
-        weights: type of what the matrices are kept in.
-        dtype: of KV, and of weights that are not quantized.
-        weight_bytes: read by every decode step, LM head included.
-        layer_weights: numbers in all layers' matrices; each costs two operations a token.
-        head_weights: numbers in the LM head.
-        kv_bytes_a_token: KV of one token, all layers.
-        attention_flops_a_pair: operations of one query token with one key token, all layers and heads.
-        max_model_len: the longest context.
-        vocab_size: token ids are below it.
-    """
-
-    kernels: str
-    weights: str
-    dtype: str
-    weight_bytes: int
-    layer_weights: int
-    head_weights: int
-    kv_bytes_a_token: float
-    attention_flops_a_pair: int
-    max_model_len: int
-    vocab_size: int
-
-    @property
-    def title(self) -> str:
-        """What computes, and what with, in a few words."""
-        return f"{self.kernels} kernels, {self.weights} weights, {self.dtype} KV"
 
 
 class EngineProcess:

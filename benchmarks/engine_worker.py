@@ -17,7 +17,7 @@ import structlog
 import torch
 
 from benchmarks.ceilings import measure_ceilings, seconds_of
-from benchmarks.engine import BLOCK_SIZE, Bench
+from benchmarks.engine import BLOCK_SIZE, Bench, facts_of
 from cli.layout import ConfigFiles
 from shared.config.load import load_serving
 from shared.config.serving import ServingConfig
@@ -65,25 +65,9 @@ class Worker:
         source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
         return seconds_of(lambda: np.copyto(target, source), _NUM_COPIES)
 
-    def facts(self) -> dict[str, float | str]:
+    def facts(self) -> dict[str, object]:
         """What bounds are computed from."""
-        config, weights = self._model.config, self._model.weights
-        matrices = [
-            weight.data for layer in weights.layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
-        ]
-        head = weights.lm_head.data
-        return {
-            "kernels": self._model.ops.name,
-            "weights": str(head.dtype).removeprefix("torch."),
-            "dtype": str(self._model.dtype).removeprefix("torch."),
-            "weight_bytes": sum(matrix.numel() * matrix.element_size() for matrix in [*matrices, head]),
-            "layer_weights": sum(matrix.numel() for matrix in matrices),
-            "head_weights": head.numel(),
-            "kv_bytes_a_token": self._model.kv_layout(BLOCK_SIZE).block_bytes / BLOCK_SIZE,
-            "attention_flops_a_pair": 4 * config.num_layers * config.num_heads * config.head_dim,
-            "max_model_len": config.max_model_len,
-            "vocab_size": config.vocab_size,
-        }
+        return asdict(facts_of(self._model))
 
 
 def _load(serving: ServingConfig) -> LoadedModel:

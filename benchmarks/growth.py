@@ -20,8 +20,9 @@ with interrupts_exit():
     from dataclasses import asdict, dataclass
     from pathlib import Path
 
+    from benchmarks.bounds import ModelFacts
     from benchmarks.command import end_on_sigterm, progress, run_to_end
-    from benchmarks.engine_process import ModelFacts, running_engine
+    from benchmarks.engine_process import running_engine
     from benchmarks.growth_curves import BATCHES, CONTEXT, CURVES, MAX_GROWTH, NUM_ROWS, Curve, Point, lengths_of
     from benchmarks.growth_soak import MAX_SLOPE_MIB_A_MINUTE, Soak, soak
 

@@ -9,7 +9,8 @@ the sum of both.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.engine_process import Ceilings, EngineProcess, ModelFacts
+from benchmarks.bounds import Ceilings, Least, ModelFacts, step_least
+from benchmarks.engine_process import EngineProcess
 
 CONTEXT = 128
 NUM_ROWS = 8
@@ -19,17 +20,6 @@ MAX_GROWTH = 1.5
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
-
-
-@dataclass(frozen=True)
-class Least:
-    """The least seconds that reading takes, and multiplying."""
-
-    read_seconds: float
-    multiply_seconds: float
-
-    def __add__(self, other: "Least") -> "Least":
-        return Least(self.read_seconds + other.read_seconds, self.multiply_seconds + other.multiply_seconds)
 
 
 @dataclass(frozen=True)
@@ -47,12 +37,12 @@ class Point:
     @property
     def bound_seconds(self) -> float:
         """What it takes at least."""
-        return max(self.least.read_seconds, self.least.multiply_seconds)
+        return self.least.bound_seconds
 
     @property
     def serial_seconds(self) -> float:
         """What reading and then multiplying takes at least."""
-        return self.least.read_seconds + self.least.multiply_seconds
+        return self.least.serial_seconds
 
     @property
     def ratio(self) -> float:
@@ -103,19 +93,13 @@ def worst_growth(ratios: Sequence[float]) -> float:
 
 
 def decode_least(model: ModelFacts, ceilings: Ceilings, num_rows: int, context: int) -> Least:
-    """Of a decode step of so many rows with so many tokens each."""
-    num_bytes = model.weight_bytes + num_rows * context * model.kv_bytes_a_token
-    weights = model.layer_weights + model.head_weights
-    flops = num_rows * (2 * weights + context * model.attention_flops_a_pair)
-    return _least(num_bytes, flops, ceilings)
+    """Of a decode step of so many rows with so many tokens each, the new one included."""
+    return step_least(model, ceilings, [(context - 1, 1)] * num_rows)
 
 
 def prefill_least(model: ModelFacts, ceilings: Ceilings, length: int, start: int = 0) -> Least:
     """Of a step of a prompt's tokens `start` to `start + length`, with logits of the last one."""
-    num_pairs = length * start + length * (length + 1) // 2
-    num_bytes = model.weight_bytes + (start + length) * model.kv_bytes_a_token
-    flops = 2 * (length * model.layer_weights + model.head_weights) + num_pairs * model.attention_flops_a_pair
-    return _least(num_bytes, flops, ceilings)
+    return step_least(model, ceilings, [(start, length)])
 
 
 def chunks_of(length: int) -> list[tuple[int, int]]:
@@ -177,7 +161,3 @@ async def _prefill_point(
         seconds += chunk_len / await engine.prefill(1, chunk_len, threads=threads, repeats=1, start=start)
         least += prefill_least(model, ceilings, chunk_len, start)
     return Point(length, seconds, least)
-
-
-def _least(num_bytes: float, flops: float, ceilings: Ceilings) -> Least:
-    return Least(num_bytes / ceilings.read_gb_s / 1e9, flops / ceilings.gemm_gflop_s / 1e9)

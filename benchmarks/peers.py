@@ -22,8 +22,9 @@ with interrupts_exit():
     from pathlib import Path
     from statistics import median
 
+    from benchmarks.bounds import Ceilings, ModelFacts
     from benchmarks.command import BenchmarkError, end_on_sigterm, progress, run_to_end
-    from benchmarks.engine_process import Ceilings, EngineProcess, ModelFacts, running_engine
+    from benchmarks.engine_process import EngineProcess, running_engine
     from benchmarks.json_process import JsonProcess, running
     from cli.layout import ConfigFiles
     from shared.config.load import load_serving

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from statistics import fmean
 
-from benchmarks.engine_process import Ceilings, ModelFacts
+from benchmarks.bounds import Ceilings, ModelFacts
 from benchmarks.samples import Percentiles
 
 

@@ -168,7 +168,7 @@ def _source_of(serving: ServingConfig, config: DecodeServiceConfig) -> Source:
         serving.kernels,
         torch.device("cpu"),
         serving.weights,
-    )
+    ).ops
     return Source(
         model_fingerprint=model_fingerprint(model_dir),
         dtype=dtype_name(ops.weight_dtype),

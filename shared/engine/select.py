@@ -1,5 +1,7 @@
 """Which implementation of the ops runs a model here, and with which dtype."""
 
+from dataclasses import dataclass
+
 import torch
 
 from shared.engine.kernels.library import KernelLibrary, find_library
@@ -12,9 +14,18 @@ from shared.errors import ModelLoadError
 from shared.kv.dtypes import TORCH_DTYPES
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What runs a model."""
+
+    ops: Ops
+    why_not_native: str | None
+    """Why it is not the native kernels; None where it is, or where plain torch was asked for."""
+
+
 def choose_ops(
     config: ModelConfig, dtype: str, block_size: int, kernels: str, device: torch.device, weights: str = "dtype"
-) -> Ops:
+) -> Choice:
     """The ops for a model.
 
     Args:
@@ -32,19 +43,21 @@ def choose_ops(
         raise ModelLoadError(f"dtype is {dtype!r}; served are auto, {', '.join(TORCH_DTYPES)}")
     if weights not in WEIGHT_FORMATS:
         raise ModelLoadError(f"weights is {weights!r}; served are {', '.join(WEIGHT_FORMATS)}")
+    why_not_native = None
     if kernels != "torch":
-        native = native_ops(config, dtype, block_size, device, weights)
+        native = _native_ops(config, dtype, block_size, device, weights)
         if isinstance(native, NativeOps):
-            return native
+            return Choice(native, None)
         if kernels == "native":
             raise ModelLoadError(f"native kernels cannot run here: {native}")
+        why_not_native = native
     if dtype == "auto":
         dtype = "bfloat16" if _multiplies_bfloat16_fast(device) else "float32"
-    return TorchOps(TORCH_DTYPES[dtype], weights)
+    return Choice(TorchOps(TORCH_DTYPES[dtype], weights), why_not_native)
 
 
-def native_ops(
-    config: ModelConfig, dtype: str, block_size: int, device: torch.device, weights: str = "dtype"
+def _native_ops(
+    config: ModelConfig, dtype: str, block_size: int, device: torch.device, weights: str
 ) -> NativeOps | str:
     """The native ops for a model, or why there are none; arguments as for `choose_ops`."""
     if device.type != "cpu":

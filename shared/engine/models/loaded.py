@@ -11,8 +11,7 @@ import torch
 from shared.engine.models.config import ModelConfig, read_config
 from shared.engine.models.decoder import DecoderWeights, load_weights, pack_weights
 from shared.engine.ops import Ops
-from shared.engine.select import choose_ops, native_ops
-from shared.engine.torch_ops import TorchOps
+from shared.engine.select import choose_ops
 from shared.kv.dtypes import dtype_name
 from shared.kv.layout import KvLayout
 
@@ -71,10 +70,10 @@ def load_model(
         ModelLoadError: the directory or the model cannot be served; the message says why.
     """
     config = read_config(model_dir).limited_to(max_model_len)
-    ops = choose_ops(config, dtype, block_size, kernels, torch.device(device), weights)
-    if kernels == "auto" and isinstance(ops, TorchOps):
-        reason = native_ops(config, dtype, block_size, torch.device(device))
-        log.info("native_kernels_not_used", reason=reason, instead="torch")
+    choice = choose_ops(config, dtype, block_size, kernels, torch.device(device), weights)
+    ops = choice.ops
+    if choice.why_not_native is not None:
+        log.info("native_kernels_not_used", reason=choice.why_not_native, instead=ops.name)
     chosen = dtype_name(ops.weight_dtype)
     started = time.perf_counter()
     with torch.inference_mode():
@@ -101,7 +100,7 @@ def outline_model(
     Raises:
         ModelLoadError: the dtype is not served.
     """
-    ops = choose_ops(config, dtype, block_size, kernels, torch.device("cpu"))
+    ops = choose_ops(config, dtype, block_size, kernels, torch.device("cpu")).ops
     return LoadedModel(config, dtype_name(ops.weight_dtype), ops, pack_weights(_MetaSource(), config, ops))
 
 

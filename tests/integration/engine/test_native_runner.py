@@ -1,9 +1,11 @@
 """Native kernels in whole models: the same bits however a step is made up, as near to float32 as bfloat16 gets."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 
 from shared.engine import select
@@ -109,7 +111,10 @@ def test_what_they_cannot_run_runs_in_torch_and_is_refused_where_they_are_asked_
     tmp_path: Path, shape: dict[str, int], block_size: int, reason: str
 ) -> None:
     directory = write_tiny_model(tmp_path / "odd", "qwen3", dtype=torch.float32, **shape)
-    assert load_model(directory, "auto", block_size=block_size, kernels="auto").ops.name == "torch"
+    with structlog.testing.capture_logs() as logs:
+        assert load_model(directory, "auto", block_size=block_size, kernels="auto").ops.name == "torch"
+    (said,) = (line for line in logs if line["event"] == "native_kernels_not_used")
+    assert re.search(reason, said["reason"])
     with pytest.raises(ModelLoadError, match=reason):
         load_model(directory, "auto", block_size=block_size, kernels="native")
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from benchmarks.engine_process import Ceilings, ModelFacts
+from benchmarks.bounds import Ceilings, Least, ModelFacts
 from benchmarks.growth_curves import (
     Curve,
-    Least,
     Point,
     chunks_of,
     decode_least,
