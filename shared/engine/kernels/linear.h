@@ -40,26 +40,32 @@ inline void finish(const Product<W>& p, int64_t row, int64_t panel, const float*
     }
 }
 
+// Of so many rows over a panel.
+inline int64_t passes_of(int64_t num_rows) {
+  int64_t num_passes = 0;
+  in_strips(0, num_rows, [&](int64_t, auto rows) { num_passes += kPasses<rows()>; });
+  return num_passes;
+}
+
 // What to bring in while a panel is multiplied. A single pass over it reads memory as fast as it comes, and does best
 // to stay a little ahead of itself; else there is time for the next panel, of which passes bring in a share each.
 template <class W>
-inline Ahead ahead_of(const W* panel, int64_t num_k, int64_t row0, int64_t row1) {
-  int64_t num_passes = 0;
-  in_strips(row0, row1, [&](int64_t, auto rows) { num_passes += kPasses<rows()>; });
+inline Ahead ahead_of(const W* panel, int64_t num_k, int64_t num_passes) {
   if (num_passes == 1) return {(const char*)(panel + 1024), kBytesOfPair<W>};
   return {(const char*)(panel + kPanel * num_k), kBytesOfPair<W> / (kSharesPrefetch ? num_passes : 1)};
 }
 
-// One panel for some rows, as it is stored. A step of few rows is bound by reading weights, and wants `prefetch`.
+// One panel for some rows, as it is stored. A step of few rows is bound by reading weights: then `num_passes` tells how
+// many there are over the panel, which bring in what comes next; else it is 0.
 template <class W, class Epilogue>
-inline void multiply_stored(const Product<W>& p, int64_t panel, int64_t row0, int64_t row1, bool prefetch,
+inline void multiply_stored(const Product<W>& p, int64_t panel, int64_t row0, int64_t row1, int64_t num_passes,
                             Epilogue epilogue) {
   const W* w = p.w + panel * kPanel * p.num_k;
-  Ahead ahead = ahead_of(w, p.num_k, row0, row1);
+  Ahead ahead = num_passes > 0 ? ahead_of(w, p.num_k, num_passes) : Ahead{};
   in_strips(row0, row1, [&](int64_t row, auto rows) {
     constexpr int R = rows();
     alignas(64) float sums[R * kPanel];
-    if (prefetch && (kSharesPrefetch || row == row0))
+    if (num_passes > 0 && (kSharesPrefetch || row == row0))
       tile<R, false, true>(p.x + row * p.num_k, p.num_k, w, p.num_k, sums, kPanel, ahead);
     else
       tile<R, false, false>(p.x + row * p.num_k, p.num_k, w, p.num_k, sums, kPanel, ahead);
@@ -91,29 +97,33 @@ inline void multiply_converted(const Product<int8_t>& p, int64_t panel, int64_t 
 }
 
 template <class Epilogue>
-inline void multiply_panel(const Product<bf16>& p, int64_t panel, int64_t row0, int64_t row1, bool prefetch,
+inline void multiply_panel(const Product<bf16>& p, int64_t panel, int64_t row0, int64_t row1, int64_t num_passes,
                            Epilogue epilogue) {
-  multiply_stored(p, panel, row0, row1, prefetch, epilogue);
+  multiply_stored(p, panel, row0, row1, num_passes, epilogue);
 }
 
 template <class Epilogue>
-inline void multiply_panel(const Product<int8_t>& p, int64_t panel, int64_t row0, int64_t row1, bool prefetch,
+inline void multiply_panel(const Product<int8_t>& p, int64_t panel, int64_t row0, int64_t row1, int64_t num_passes,
                            Epilogue epilogue) {
   constexpr int64_t most_rows_as_stored = 24;  // for more, converting once costs less than converting for each strip
   if (row1 - row0 <= most_rows_as_stored)
-    multiply_stored(p, panel, row0, row1, prefetch, epilogue);
+    multiply_stored(p, panel, row0, row1, num_passes, epilogue);
   else
     multiply_converted(p, panel, row0, row1, epilogue);
 }
 
-// epilogue(row, column, two vectors) for each two vectors of columns of each row. An item is a panel for up to
-// kRowBlock rows.
+// epilogue(row, column, two vectors) for each two vectors of columns of each row. An item is a few panels for up to
+// kRowBlock rows; there are so many that threads can share them evenly, and each gets the same number of panels.
 template <class W, class Epilogue>
 void multiply(Team& team, const Product<W>& p, int64_t num_columns, Epilogue epilogue) {
   const int64_t num_panels = (num_columns + kPanel - 1) / kPanel, num_blocks = (p.num_rows + kRowBlock - 1) / kRowBlock;
-  team.share(num_blocks * num_panels, [&](int64_t item) {
-    const int64_t row0 = item / num_panels * kRowBlock, row1 = std::min(p.num_rows, row0 + kRowBlock);
-    multiply_panel(p, item % num_panels, row0, row1, num_blocks == 1, epilogue);
+  const int64_t items_a_block = std::min(num_panels, 8 * Team::num_threads());
+  const int64_t num_passes = num_blocks == 1 ? passes_of(p.num_rows) : 0;
+  team.share(num_blocks * items_a_block, [&](int64_t item) {
+    const int64_t row0 = item / items_a_block * kRowBlock, row1 = std::min(p.num_rows, row0 + kRowBlock);
+    const int64_t part = item % items_a_block, end = (part + 1) * num_panels / items_a_block;
+    for (int64_t panel = part * num_panels / items_a_block; panel < end; panel++)
+      multiply_panel(p, panel, row0, row1, num_passes, epilogue);
   });
 }
 
