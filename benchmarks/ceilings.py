@@ -1,12 +1,9 @@
 """What this machine can do at most, measured where it is used: reading memory, and multiplying matrices."""
 
-import time
-from collections.abc import Callable
-from statistics import median
-
 import torch
 
 from benchmarks.bounds import Ceilings
+from benchmarks.timing import seconds_of
 
 _READ_BYTES = 512 << 20
 _SIZE = 2048
@@ -23,14 +20,3 @@ def measure_ceilings(num_threads: int) -> Ceilings:
         read_gb_s=_READ_BYTES / seconds_of(memory.sum, _REPEATS, best=True) / 1e9,
         gemm_gflop_s=2 * _SIZE**3 / seconds_of(lambda: left @ right, _REPEATS, best=True) / 1e9,
     )
-
-
-def seconds_of(work: Callable[[], object], repeats: int, *, best: bool = False) -> float:
-    """Median time of one call, or the best one, after one that is not counted."""
-    work()
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times) if best else median(times)

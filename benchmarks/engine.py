@@ -15,9 +15,10 @@ import structlog
 import torch
 
 from benchmarks.bounds import ModelFacts
-from benchmarks.ceilings import measure_ceilings, seconds_of
+from benchmarks.ceilings import measure_ceilings
 from benchmarks.engine_report import Figures, as_json, report
 from benchmarks.required import DECODE, PREFILL
+from benchmarks.timing import seconds_of
 from shared.config.resolve import ResolvedWalk
 from shared.engine.models.registry import resolve_model
 from shared.engine.runner import LoadedModel, Runner, load_model

@@ -16,8 +16,9 @@ import numpy as np
 import structlog
 import torch
 
-from benchmarks.ceilings import measure_ceilings, seconds_of
+from benchmarks.ceilings import measure_ceilings
 from benchmarks.engine import BLOCK_SIZE, Bench, facts_of
+from benchmarks.timing import seconds_of
 from cli.layout import ConfigFiles
 from shared.config.load import load_serving
 from shared.config.serving import ServingConfig

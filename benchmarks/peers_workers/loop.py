@@ -1,4 +1,4 @@
-"""The part that all workers share. Workers run in another environment: nothing here comes from Baton, or from PyPI.
+"""The part that all workers share. Workers run in another environment: nothing here needs Baton, or PyPI.
 
 A worker is started as a program with the model's path, the number of threads and the dtype. It loads the model, writes
 a line of JSON about itself, and then answers each line that it reads: tokens a second of prefill or decode steps.
@@ -7,11 +7,11 @@ a line of JSON about itself, and then answers each line that it reads: tokens a 
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from statistics import median
 from typing import Protocol, TextIO
+
+from benchmarks.timing import seconds_of
 
 
 class Peer(Protocol):
@@ -42,21 +42,10 @@ def serve(make: Callable[[str, int, str], Peer]) -> None:
             request = json.loads(line)
             prepare = peer.decode if request["walk"] == "decode" else peer.prefill
             rows, length = request["rows"], request["length"]
-            seconds = _seconds_of(prepare(rows, length), request["repeats"])
+            seconds = seconds_of(prepare(rows, length), request["repeats"])
             _write(answers, rows * (1 if request["walk"] == "decode" else length) / seconds)
 
 
 def _write(answers: TextIO, value: object) -> None:
     answers.write(json.dumps(value) + "\n")
     answers.flush()
-
-
-def _seconds_of(work: Callable[[], object], repeats: int) -> float:
-    """Median time of one call, after one that is not counted."""
-    work()
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return median(times)
