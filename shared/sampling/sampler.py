@@ -122,11 +122,9 @@ def _choose(logits: npt.NDArray[np.float32], row: SampleRow) -> int | FloatingPo
     if row.banned_token_ids:
         logits = logits.copy()
         logits[list(row.banned_token_ids)] = -np.inf
-    highest = logits.max()
-    if not isfinite(highest):
-        return _no_number(float(highest))
-    if row.params.is_greedy:
-        return int(logits.argmax())  # the first of equal maxima
+    highest = _highest(logits)
+    if row.params.is_greedy or isinstance(highest, FloatingPointError):
+        return highest
     candidates = find_candidates(logits, row.params)
     place = _find_place(candidates.weights.astype(np.float64), uniform(row.params.seed, row.index, row.position))
     return int(candidates.token_ids[place])
