@@ -3,27 +3,23 @@
 import pytest
 import torch
 
-from shared.engine.kernels.build import build
-from shared.engine.kernels.library import KernelLibrary, best_isa, find_library
 from shared.engine.native_ops import NativeOps
 from shared.engine.ops import AttentionSpec, HeadBuffers, Ops
 from shared.engine.torch_ops import TorchOps
+from tests.kernel_libraries import emulated_library, native_library
 
 HIDDEN, VOCAB, EPS = 64, 40, 1e-5
 
 
-@pytest.fixture(params=["torch", "native"])
+@pytest.fixture(params=["torch", "native", "avx512_emulated"])
 def ops(request: pytest.FixtureRequest) -> Ops:
-    if request.param == "torch":
-        return TorchOps(torch.float32)
-    isa = best_isa()
-    if isa is None:
-        pytest.skip("this CPU has no instruction set that there are kernels for")
-    build(isa)
-    find_library.cache_clear()
-    library = find_library()
-    assert isinstance(library, KernelLibrary), library
-    return NativeOps(library)
+    match request.param:
+        case "native":
+            return NativeOps(native_library())
+        case "avx512_emulated":
+            cache: pytest.Cache = request.config.cache
+            return NativeOps(emulated_library(cache.mkdir("kernels")))
+    return TorchOps(torch.float32)
 
 
 def spec() -> AttentionSpec:
