@@ -1,7 +1,7 @@
 """Memory for what is read in every step, in huge pages where the system gives them.
 
 A step reads all weights once. In pages of 4 KiB it also waits for the address of each page: in pages of 2 MiB a decode
-step of one row takes about a fifth less time.
+step of one row takes about an eighth less time.
 """
 
 import mmap
@@ -37,7 +37,7 @@ class Arena:
             self._chunk, self._used = _new_chunk(num_bytes)
         placed = torch.frombuffer(self._chunk, dtype=values.dtype, count=values.numel(), offset=self._used)
         self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-        return placed.view(values.shape).copy_(values.contiguous())
+        return placed.view(values.shape).copy_(values)
 
 
 def huge_pages() -> str:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+from prometheus_client import Counter
 
 from baton.v1 import generation_pb2 as pb
 from baton.v1 import kv_pb2, prefill_pb2, prefill_pb2_grpc
 from baton_client import AsyncBatonClient, BatonClientError, Delta, ResourceExhausted, Started
 from decode_service.server import DecodeServer
+from prefill_service.servicer import PrefillCore
 from tests.services import Split, greedy, running_decode, running_single, running_split, serving_config
 
 
@@ -189,6 +191,40 @@ async def test_a_decode_that_vanishes_leaves_nothing_on_prefill(tiny_llama_dir: 
         )
         with pytest.raises(grpc.aio.AioRpcError, match="released"):
             await fetch.read()
+
+
+async def test_a_call_cancelled_before_its_first_message_broke_no_protocol(
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        running_split(serving_config(tiny_llama_dir), ["grpc"]) as split,
+        grpc.aio.insecure_channel(f"127.0.0.1:{split.prefill.port}") as channel,
+    ):
+        has_begun, enter = asyncio.Event(), split.prefill.gate.enter
+        statuses: asyncio.Queue[str] = asyncio.Queue()
+        labels = split.prefill.metrics.requests.labels
+
+        def noticed_enter() -> PrefillCore:
+            has_begun.set()
+            return enter()
+
+        def noticed_labels(method: str, status: str) -> Counter:
+            statuses.put_nowait(status)
+            return labels(method=method, status=status)
+
+        monkeypatch.setattr(split.prefill.gate, "enter", noticed_enter)
+        monkeypatch.setattr(split.prefill.metrics.requests, "labels", noticed_labels)
+        stub = prefill_pb2_grpc.PrefillServiceStub(channel)
+        call = stub.Prefill(timeout=20)
+        await has_begun.wait()
+        call.cancel()
+        assert await asyncio.wait_for(statuses.get(), 10) == "CANCELLED"
+
+        wordless = stub.Prefill(timeout=20)
+        await wordless.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError, match="the first message of a Prefill stream"):
+            await wordless.read()
+        assert await asyncio.wait_for(statuses.get(), 10) == "INVALID_ARGUMENT"
 
 
 async def test_fetching_with_wrong_handles(tiny_llama_dir: Path) -> None:
