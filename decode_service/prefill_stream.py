@@ -123,8 +123,8 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted
                 handles.put_nowait(handle)
             if response.HasField("accepted"):
                 yield Accepted(response.accepted.cached_tokens)
-            if response.HasField("first_token"):
-                yield _first_token(response.first_token.token_id, work)
+            if response.first_tokens:
+                yield _first_token(response.first_tokens[0].token_id, work)
         last = await fetching
     except BaseException:
         await _abandon(fetching)
@@ -267,7 +267,7 @@ def _handle_of(response: prefill_pb2.PrefillResponse, route: Route, work: Prefil
     """The response's handle; the last one comes with the first token."""
     handle = handle_from_proto(response.handle)
     _check_handle(handle, route, work, num_announced)
-    if handle.is_final and not response.HasField("first_token"):
+    if handle.is_final and not response.first_tokens:
         raise UnavailableError("prefill sent its last handle without a first token", Reason.PREFILL_PROTOCOL_VIOLATED)
     return handle
 

@@ -216,7 +216,7 @@ def _response(core: PrefillCore, message: Accepted | HandleReady) -> prefill_pb2
         return prefill_pb2.PrefillResponse(accepted=accepted)
     response = prefill_pb2.PrefillResponse(handle=handle_to_proto(message.handle))
     if message.first_token_id is not None:
-        response.first_token.token_id = message.first_token_id
+        response.first_tokens.add(token_id=message.first_token_id)
     return response
 
 

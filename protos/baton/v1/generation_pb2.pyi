@@ -162,7 +162,39 @@ class Choices(_message.Message):
 Global___Choices: _TypeAlias = Choices  # noqa: Y015
 
 @_typing.final
+class Resumption(_message.Message):
+    """The beginning of a completion that was generated before, by a replica that is gone for instance."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Which completion of the prompt, below `n`."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its tokens so far, from the first one on, as the `delta`s had them."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resumption: _TypeAlias = Resumption  # noqa: Y015
+
+@_typing.final
 class Sampling(_message.Message):
+    """How tokens are chosen. The fields mean what they mean in vLLM, and apply in its order: the constraint and the tokens
+    that `min_tokens` holds off, logit_bias, the three penalties, temperature, min_p, top_k, top_p.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -200,7 +232,7 @@ class Sampling(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """0 is greedy. Default: 1."""
+    """Logits are divided by it. In [0, 100]; 0 is greedy. Default: 1."""
     top_k: _builtins.int
     """Keep the k most likely tokens; 0 keeps all. Default: 0."""
     top_p: _builtins.float
@@ -208,19 +240,33 @@ class Sampling(_message.Message):
     min_p: _builtins.float
     """Drop tokens less likely than this share of the most likely one. In [0, 1]. Default: 0."""
     repetition_penalty: _builtins.float
+    """Tokens of the prompt and the completion: positive logits are divided by it, others multiplied. In (0, 100].
+    Default: 1.
+    """
     frequency_penalty: _builtins.float
+    """Subtracted from a token's logit for each time that it is in the completion. In [-2, 2]. Default: 0."""
     presence_penalty: _builtins.float
+    """Subtracted from the logit of each token that is in the completion. In [-2, 2]. Default: 0."""
     seed: _builtins.int
     """The draw at output position i depends on (seed, index, i) alone. Default: chosen by the server."""
     n: _builtins.int
-    """Completions of one prompt. Default: 1."""
+    """Completions of one prompt, which is computed once. From 1 to the rows of a decode batch. Default: 1."""
     json_schema: _builtins.str
+    """JSON that this JSON Schema (itself JSON) accepts, written with ", " and ": " and no other white space."""
     regex: _builtins.str
+    """A text that this regular expression matches from end to end (Rust's syntax, without look-around and back
+    references).
+    """
     grammar: _builtins.str
+    """A sentence of this context-free grammar, in the Lark-like notation of llguidance."""
     @_builtins.property
-    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Added to the logits of tokens, by id. Each in [-100, 100]; at most 1024 of them."""
+
     @_builtins.property
-    def choices(self) -> Global___Choices: ...
+    def choices(self) -> Global___Choices:
+        """One of these texts."""
+
     def __init__(
         self,
         *,
@@ -344,9 +390,11 @@ class Output(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.int
-    """Log-probabilities of the generated tokens, with this many alternatives."""
+    """Log-probabilities of the generated tokens, with this many alternatives. In [0, 20]. They are the model's own: nothing
+    in `sampling` changes them.
+    """
     prompt_logprobs: _builtins.int
-    """The same for the tokens of the prompt."""
+    """The same for the tokens of the prompt, which is then computed whole, cached or not. Not for embeddings."""
     token_ids: _builtins.bool
     """Whether to send token ids beside the text."""
     skip_special_tokens: _builtins.bool
@@ -393,6 +441,7 @@ class GenerateRequest(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Made by the server if absent; a live duplicate is refused."""
     model: _builtins.str
@@ -414,6 +463,12 @@ class GenerateRequest(_message.Message):
     def stopping(self) -> Global___Stopping: ...
     @_builtins.property
     def output(self) -> Global___Output: ...
+    @_builtins.property
+    def resume(self) -> _containers.RepeatedCompositeFieldContainer[Global___Resumption]:
+        """Completions go on after these tokens exactly as they would have where they were begun, given the same prompt, options
+        and seed. What stands here is counted (stops, penalties, usage) but not sent again.
+        """
+
     def __init__(
         self,
         *,
@@ -428,10 +483,11 @@ class GenerateRequest(_message.Message):
         output: Global___Output | None = ...,
         priority: _builtins.int | None = ...,
         cache_salt: _builtins.str = ...,
+        resume: _abc.Iterable[Global___Resumption] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "chat", b"chat", "embeddings", b"embeddings", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "embeddings", b"embeddings", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "embeddings", b"embeddings", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -461,6 +517,7 @@ class StreamGenerateRequest(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Made by the server if absent; a live duplicate is refused."""
     model: _builtins.str
@@ -482,6 +539,12 @@ class StreamGenerateRequest(_message.Message):
     def stopping(self) -> Global___Stopping: ...
     @_builtins.property
     def output(self) -> Global___Output: ...
+    @_builtins.property
+    def resume(self) -> _containers.RepeatedCompositeFieldContainer[Global___Resumption]:
+        """Completions go on after these tokens exactly as they would have where they were begun, given the same prompt, options
+        and seed. What stands here is counted (stops, penalties, usage) but not sent again.
+        """
+
     def __init__(
         self,
         *,
@@ -496,10 +559,11 @@ class StreamGenerateRequest(_message.Message):
         output: Global___Output | None = ...,
         priority: _builtins.int | None = ...,
         cache_salt: _builtins.str = ...,
+        resume: _abc.Iterable[Global___Resumption] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "chat", b"chat", "embeddings", b"embeddings", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "embeddings", b"embeddings", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache_salt", b"cache_salt", "chat", b"chat", "embeddings", b"embeddings", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -546,9 +610,11 @@ class TokenLogprob(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     logprob: _builtins.float
+    """Natural logarithm of the model's probability, before anything in `sampling` applies."""
     rank: _builtins.int
     """1 is the most likely token."""
     text: _builtins.str
+    """What the token alone reads as; U+FFFD stands for part of a character."""
     def __init__(
         self,
         *,
@@ -572,9 +638,13 @@ class TokenLogprobs(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     ALTERNATIVES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def token(self) -> Global___TokenLogprob: ...
+    def token(self) -> Global___TokenLogprob:
+        """The token that stands at this place."""
+
     @_builtins.property
-    def alternatives(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
+    def alternatives(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """The most likely tokens, as many as were asked for, most likely first; `token` may be among them."""
+
     def __init__(
         self,
         *,
@@ -645,6 +715,7 @@ class Usage(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
+    """Of all indices together."""
     cached_tokens: _builtins.int
     """Prompt tokens whose KV was reused and not computed for this request, on either service."""
     @_builtins.property
@@ -679,9 +750,13 @@ class Completion(_message.Message):
     text: _builtins.str
     finish_reason: Global___FinishReason.ValueType
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """If `output.token_ids`."""
+
     @_builtins.property
-    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """If `output.logprobs`: one a token."""
+
     @_builtins.property
     def matched_stop(self) -> Global___MatchedStop: ...
     def __init__(
@@ -714,9 +789,13 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     @_builtins.property
-    def completions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Completion]: ...
+    def completions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Completion]:
+        """By index."""
+
     @_builtins.property
-    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """If `output.prompt_logprobs`: of all tokens but the first, which nothing comes before."""
+
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     def __init__(
@@ -737,6 +816,8 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):
+    """The request was admitted. With `output.prompt_logprobs` it comes when the prompt is computed, otherwise before."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
@@ -746,8 +827,11 @@ class Started(_message.Message):
     request_id: _builtins.str
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
+    """As in `Usage`."""
     @_builtins.property
-    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """If `output.prompt_logprobs`: of all tokens but the first, which nothing comes before."""
+
     def __init__(
         self,
         *,
@@ -766,6 +850,8 @@ Global___Started: _TypeAlias = Started  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):
+    """What one more token adds to a completion."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int
@@ -774,10 +860,15 @@ class Delta(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     text: _builtins.str
+    """May be empty while a character, or what may become a stop, is unfinished."""
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """If `output.token_ids`."""
+
     @_builtins.property
-    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """If `output.logprobs`: one a token."""
+
     def __init__(
         self,
         *,
@@ -796,6 +887,8 @@ Global___Delta: _TypeAlias = Delta  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
+    """A completion has ended; others of the request may go on."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int

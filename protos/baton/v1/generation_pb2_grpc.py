@@ -74,7 +74,8 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerate(self, request, context):
-        """The completion as it is generated: `started`, then `delta`s, then a `finished` for each index, then `usage`.
+        """The completion as it is generated: `started`, then `delta`s and, after the last of each index, its `finished`; at the
+        end one `usage`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,9 @@ class GenerationServiceStub:
     Generate: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
     """The whole completion in one answer."""
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_generation_pb2.StreamGenerateRequest, _generation_pb2.StreamGenerateResponse]
-    """The completion as it is generated: `started`, then `delta`s, then a `finished` for each index, then `usage`."""
+    """The completion as it is generated: `started`, then `delta`s and, after the last of each index, its `finished`; at the
+    end one `usage`.
+    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]
     GetModel: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetModelRequest, _generation_pb2.GetModelResponse]
@@ -50,7 +52,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     Generate: _aio.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """The whole completion in one answer."""
     StreamGenerate: _aio.UnaryStreamMultiCallable[_generation_pb2.StreamGenerateRequest, _generation_pb2.StreamGenerateResponse]  # type: ignore[assignment]
-    """The completion as it is generated: `started`, then `delta`s, then a `finished` for each index, then `usage`."""
+    """The completion as it is generated: `started`, then `delta`s and, after the last of each index, its `finished`; at the
+    end one `usage`.
+    """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]  # type: ignore[assignment]
     GetModel: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetModelRequest, _generation_pb2.GetModelResponse]  # type: ignore[assignment]
@@ -73,7 +77,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.StreamGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.StreamGenerateResponse], _abc.AsyncIterator[_generation_pb2.StreamGenerateResponse]]:
-        """The completion as it is generated: `started`, then `delta`s, then a `finished` for each index, then `usage`."""
+        """The completion as it is generated: `started`, then `delta`s and, after the last of each index, its `finished`; at the
+        end one `usage`.
+        """
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -26,7 +26,7 @@ from baton.v1 import generation_pb2 as baton_dot_v1_dot_generation__pb2
 from baton.v1 import kv_pb2 as baton_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/prefill.proto\x12\x08\x62\x61ton.v1\x1a\x19\x62\x61ton/v1/generation.proto\x1a\x11\x62\x61ton/v1/kv.proto\"\x93\x01\n\x0fServiceIdentity\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\"\n\x06layout\x18\x03 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x16\n\x0eserving_digest\x18\x04 \x01(\t\x12\x0f\n\x07serving\x18\x05 \x01(\t\"?\n\x10HandshakeRequest\x12+\n\x08identity\x18\x01 \x01(\x0b\x32\x19.baton.v1.ServiceIdentity\"\'\n\x08ShmOffer\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05proof\x18\x02 \x01(\x0c\"\x91\x01\n\x11HandshakeResponse\x12+\n\x08identity\x18\x01 \x01(\x0b\x32\x19.baton.v1.ServiceIdentity\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x12\n\ntransports\x18\x03 \x03(\t\x12$\n\x03shm\x18\x04 \x01(\x0b\x32\x12.baton.v1.ShmOfferH\x00\x88\x01\x01\x42\x06\n\x04_shm\"\xb1\x02\n\x0cPrefillStart\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12(\n\nembeddings\x18\x05 \x01(\x0b\x32\x14.baton.v1.Embeddings\x12\x1f\n\x12\x66irst_needed_token\x18\x06 \x01(\rH\x00\x88\x01\x01\x12$\n\x08sampling\x18\x07 \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x18\n\x10\x62\x61nned_token_ids\x18\x08 \x03(\r\x12\x15\n\x08priority\x18\t \x01(\x05H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\n \x01(\tB\x15\n\x13_first_needed_tokenB\x0b\n\t_priority\"\x1a\n\x05KvAck\x12\x11\n\thandle_id\x18\x01 \x01(\x0c\"d\n\x0ePrefillRequest\x12\'\n\x05start\x18\x01 \x01(\x0b\x32\x16.baton.v1.PrefillStartH\x00\x12\x1e\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x0f.baton.v1.KvAckH\x00\x42\t\n\x07message\"7\n\x0fPrefillAccepted\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"[\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12.\n\x08logprobs\x18\x02 \x01(\x0b\x32\x17.baton.v1.TokenLogprobsH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"\xc4\x01\n\x0fPrefillResponse\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x19.baton.v1.PrefillAcceptedH\x00\x88\x01\x01\x12\'\n\x06handle\x18\x02 \x01(\x0b\x32\x12.baton.v1.KvHandleH\x01\x88\x01\x01\x12.\n\x0b\x66irst_token\x18\x03 \x01(\x0b\x32\x14.baton.v1.FirstTokenH\x02\x88\x01\x01\x42\x0b\n\t_acceptedB\t\n\x07_handleB\x0e\n\x0c_first_token\"F\n\x0e\x46\x65tchKvRequest\x12\x11\n\thandle_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"/\n\x0f\x46\x65tchKvResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x12\n\x10WatchLoadRequest\"\xaa\x01\n\x11WatchLoadResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fnum_free_blocks\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x13\n\x0bis_draining\x18\x07 \x01(\x08\x32\xa4\x02\n\x0ePrefillService\x12\x44\n\tHandshake\x12\x1a.baton.v1.HandshakeRequest\x1a\x1b.baton.v1.HandshakeResponse\x12\x42\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x19.baton.v1.PrefillResponse(\x01\x30\x01\x12@\n\x07\x46\x65tchKv\x12\x18.baton.v1.FetchKvRequest\x1a\x19.baton.v1.FetchKvResponse0\x01\x12\x46\n\tWatchLoad\x12\x1a.baton.v1.WatchLoadRequest\x1a\x1b.baton.v1.WatchLoadResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/prefill.proto\x12\x08\x62\x61ton.v1\x1a\x19\x62\x61ton/v1/generation.proto\x1a\x11\x62\x61ton/v1/kv.proto\"\x93\x01\n\x0fServiceIdentity\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\"\n\x06layout\x18\x03 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x16\n\x0eserving_digest\x18\x04 \x01(\t\x12\x0f\n\x07serving\x18\x05 \x01(\t\"?\n\x10HandshakeRequest\x12+\n\x08identity\x18\x01 \x01(\x0b\x32\x19.baton.v1.ServiceIdentity\"\'\n\x08ShmOffer\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05proof\x18\x02 \x01(\x0c\"\x91\x01\n\x11HandshakeResponse\x12+\n\x08identity\x18\x01 \x01(\x0b\x32\x19.baton.v1.ServiceIdentity\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x12\n\ntransports\x18\x03 \x03(\t\x12$\n\x03shm\x18\x04 \x01(\x0b\x32\x12.baton.v1.ShmOfferH\x00\x88\x01\x01\x42\x06\n\x04_shm\"\xa5\x03\n\x0cPrefillStart\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12(\n\nembeddings\x18\x05 \x01(\x0b\x32\x14.baton.v1.Embeddings\x12\x1f\n\x12\x66irst_needed_token\x18\x06 \x01(\rH\x00\x88\x01\x01\x12$\n\x08sampling\x18\x07 \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x18\n\x10\x62\x61nned_token_ids\x18\x08 \x03(\r\x12\x15\n\x08priority\x18\t \x01(\x05H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x1c\n\x14num_generated_tokens\x18\x0b \x01(\r\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x02\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\r \x01(\rH\x03\x88\x01\x01\x42\x15\n\x13_first_needed_tokenB\x0b\n\t_priorityB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x1a\n\x05KvAck\x12\x11\n\thandle_id\x18\x01 \x01(\x0c\"d\n\x0ePrefillRequest\x12\'\n\x05start\x18\x01 \x01(\x0b\x32\x16.baton.v1.PrefillStartH\x00\x12\x1e\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x0f.baton.v1.KvAckH\x00\x42\t\n\x07message\"7\n\x0fPrefillAccepted\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"j\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12.\n\x08logprobs\x18\x02 \x01(\x0b\x32\x17.baton.v1.TokenLogprobsH\x00\x88\x01\x01\x12\r\n\x05index\x18\x03 \x01(\rB\x0b\n\t_logprobs\"\xe2\x01\n\x0fPrefillResponse\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x19.baton.v1.PrefillAcceptedH\x00\x88\x01\x01\x12\'\n\x06handle\x18\x02 \x01(\x0b\x32\x12.baton.v1.KvHandleH\x01\x88\x01\x01\x12*\n\x0c\x66irst_tokens\x18\x03 \x03(\x0b\x32\x14.baton.v1.FirstToken\x12\x30\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x17.baton.v1.TokenLogprobsB\x0b\n\t_acceptedB\t\n\x07_handle\"F\n\x0e\x46\x65tchKvRequest\x12\x11\n\thandle_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"/\n\x0f\x46\x65tchKvResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x12\n\x10WatchLoadRequest\"\xaa\x01\n\x11WatchLoadResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fnum_free_blocks\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x13\n\x0bis_draining\x18\x07 \x01(\x08\x32\xa4\x02\n\x0ePrefillService\x12\x44\n\tHandshake\x12\x1a.baton.v1.HandshakeRequest\x1a\x1b.baton.v1.HandshakeResponse\x12\x42\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x19.baton.v1.PrefillResponse(\x01\x30\x01\x12@\n\x07\x46\x65tchKv\x12\x18.baton.v1.FetchKvRequest\x1a\x19.baton.v1.FetchKvResponse0\x01\x12\x46\n\tWatchLoad\x12\x1a.baton.v1.WatchLoadRequest\x1a\x1b.baton.v1.WatchLoadResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,25 +42,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDSHAKERESPONSE']._serialized_start=339
   _globals['_HANDSHAKERESPONSE']._serialized_end=484
   _globals['_PREFILLSTART']._serialized_start=487
-  _globals['_PREFILLSTART']._serialized_end=792
-  _globals['_KVACK']._serialized_start=794
-  _globals['_KVACK']._serialized_end=820
-  _globals['_PREFILLREQUEST']._serialized_start=822
-  _globals['_PREFILLREQUEST']._serialized_end=922
-  _globals['_PREFILLACCEPTED']._serialized_start=924
-  _globals['_PREFILLACCEPTED']._serialized_end=979
-  _globals['_FIRSTTOKEN']._serialized_start=981
-  _globals['_FIRSTTOKEN']._serialized_end=1072
-  _globals['_PREFILLRESPONSE']._serialized_start=1075
-  _globals['_PREFILLRESPONSE']._serialized_end=1271
-  _globals['_FETCHKVREQUEST']._serialized_start=1273
-  _globals['_FETCHKVREQUEST']._serialized_end=1343
-  _globals['_FETCHKVRESPONSE']._serialized_start=1345
-  _globals['_FETCHKVRESPONSE']._serialized_end=1392
-  _globals['_WATCHLOADREQUEST']._serialized_start=1394
-  _globals['_WATCHLOADREQUEST']._serialized_end=1412
-  _globals['_WATCHLOADRESPONSE']._serialized_start=1415
-  _globals['_WATCHLOADRESPONSE']._serialized_end=1585
-  _globals['_PREFILLSERVICE']._serialized_start=1588
-  _globals['_PREFILLSERVICE']._serialized_end=1880
+  _globals['_PREFILLSTART']._serialized_end=908
+  _globals['_KVACK']._serialized_start=910
+  _globals['_KVACK']._serialized_end=936
+  _globals['_PREFILLREQUEST']._serialized_start=938
+  _globals['_PREFILLREQUEST']._serialized_end=1038
+  _globals['_PREFILLACCEPTED']._serialized_start=1040
+  _globals['_PREFILLACCEPTED']._serialized_end=1095
+  _globals['_FIRSTTOKEN']._serialized_start=1097
+  _globals['_FIRSTTOKEN']._serialized_end=1203
+  _globals['_PREFILLRESPONSE']._serialized_start=1206
+  _globals['_PREFILLRESPONSE']._serialized_end=1432
+  _globals['_FETCHKVREQUEST']._serialized_start=1434
+  _globals['_FETCHKVREQUEST']._serialized_end=1504
+  _globals['_FETCHKVRESPONSE']._serialized_start=1506
+  _globals['_FETCHKVRESPONSE']._serialized_end=1553
+  _globals['_WATCHLOADREQUEST']._serialized_start=1555
+  _globals['_WATCHLOADREQUEST']._serialized_end=1573
+  _globals['_WATCHLOADRESPONSE']._serialized_start=1576
+  _globals['_WATCHLOADRESPONSE']._serialized_end=1746
+  _globals['_PREFILLSERVICE']._serialized_start=1749
+  _globals['_PREFILLSERVICE']._serialized_end=2041
 # @@protoc_insertion_point(module_scope)

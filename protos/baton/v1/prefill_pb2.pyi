@@ -150,6 +150,9 @@ class PrefillStart(_message.Message):
     BANNED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    NUM_GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.str
     """The epoch the client shook hands with; another one is refused."""
@@ -159,17 +162,25 @@ class PrefillStart(_message.Message):
     """KV of tokens [0, first_needed_token) is not exported: the client has it. A multiple of the block size."""
     priority: _builtins.int
     cache_salt: _builtins.str
+    num_generated_tokens: _builtins.int
+    """How many of `token_ids`, counted from the last, were generated. Only where sampling.n is 1."""
+    logprobs: _builtins.int
+    """As in `Output`; of the sampled tokens."""
+    prompt_logprobs: _builtins.int
+    """As in `Output`."""
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The prompt, and what was generated after it already."""
+
     @_builtins.property
     def embeddings(self) -> _generation_pb2.Embeddings:
-        """Instead of token ids, which are then left out."""
+        """The prompt's vectors; `token_ids` then has no more than what was generated."""
 
     @_builtins.property
     def sampling(self) -> _generation_pb2.Sampling: ...
     @_builtins.property
     def banned_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens that must not be sampled as the first one (an end of sequence under min_tokens)."""
+        """Tokens that must not be sampled next (an end of sequence under min_tokens)."""
 
     def __init__(
         self,
@@ -184,19 +195,30 @@ class PrefillStart(_message.Message):
         banned_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         priority: _builtins.int | None = ...,
         cache_salt: _builtins.str = ...,
+        num_generated_tokens: _builtins.int = ...,
+        logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_needed_token", b"_first_needed_token", "_priority", b"_priority", "embeddings", b"embeddings", "first_needed_token", b"first_needed_token", "priority", b"priority", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_needed_token", b"_first_needed_token", "_logprobs", b"_logprobs", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "embeddings", b"embeddings", "first_needed_token", b"first_needed_token", "logprobs", b"logprobs", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_needed_token", b"_first_needed_token", "_priority", b"_priority", "banned_token_ids", b"banned_token_ids", "cache_salt", b"cache_salt", "embeddings", b"embeddings", "epoch", b"epoch", "first_needed_token", b"first_needed_token", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_needed_token", b"_first_needed_token", "_logprobs", b"_logprobs", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "banned_token_ids", b"banned_token_ids", "cache_salt", b"cache_salt", "embeddings", b"embeddings", "epoch", b"epoch", "first_needed_token", b"first_needed_token", "logprobs", b"logprobs", "num_generated_tokens", b"num_generated_tokens", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_needed_token: _TypeAlias = _typing.Literal["first_needed_token"]  # noqa: Y015
     _WhichOneofArgType__first_needed_token: _TypeAlias = _typing.Literal["_first_needed_token", b"_first_needed_token"]  # noqa: Y015
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_needed_token) -> _WhichOneofReturnType__first_needed_token | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___PrefillStart: _TypeAlias = PrefillStart  # noqa: Y015
 
@@ -270,11 +292,16 @@ Global___PrefillAccepted: _TypeAlias = PrefillAccepted  # noqa: Y015
 
 @_typing.final
 class FirstToken(_message.Message):
+    """The token that follows all that was computed, of one completion."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
+    index: _builtins.int
+    """Which completion of the prompt."""
     @_builtins.property
     def logprobs(self) -> _generation_pb2.TokenLogprobs: ...
     def __init__(
@@ -282,10 +309,11 @@ class FirstToken(_message.Message):
         *,
         token_id: _builtins.int = ...,
         logprobs: _generation_pb2.TokenLogprobs | None = ...,
+        index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "index", b"index", "logprobs", b"logprobs", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -299,7 +327,8 @@ class PrefillResponse(_message.Message):
 
     ACCEPTED_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
-    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    FIRST_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___PrefillAccepted:
         """First message only."""
@@ -309,30 +338,31 @@ class PrefillResponse(_message.Message):
         """One of these as each chunk lands."""
 
     @_builtins.property
-    def first_token(self) -> Global___FirstToken:
-        """With the last handle."""
+    def first_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___FirstToken]:
+        """With the last handle: one for each of sampling.n completions, by index."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]:
+        """As each chunk lands, before its handle: of the chunk's tokens, and of all but the prompt's first in the end."""
 
     def __init__(
         self,
         *,
         accepted: Global___PrefillAccepted | None = ...,
         handle: _kv_pb2.KvHandle | None = ...,
-        first_token: Global___FirstToken | None = ...,
+        first_tokens: _abc.Iterable[Global___FirstToken] | None = ...,
+        prompt_logprobs: _abc.Iterable[_generation_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted", b"_accepted", "_first_token", b"_first_token", "_handle", b"_handle", "accepted", b"accepted", "first_token", b"first_token", "handle", b"handle"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted", b"_accepted", "_handle", b"_handle", "accepted", b"accepted", "handle", b"handle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted", b"_accepted", "_first_token", b"_first_token", "_handle", b"_handle", "accepted", b"accepted", "first_token", b"first_token", "handle", b"handle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted", b"_accepted", "_handle", b"_handle", "accepted", b"accepted", "first_tokens", b"first_tokens", "handle", b"handle", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accepted: _TypeAlias = _typing.Literal["accepted"]  # noqa: Y015
     _WhichOneofArgType__accepted: _TypeAlias = _typing.Literal["_accepted", b"_accepted"]  # noqa: Y015
-    _WhichOneofReturnType__first_token: _TypeAlias = _typing.Literal["first_token"]  # noqa: Y015
-    _WhichOneofArgType__first_token: _TypeAlias = _typing.Literal["_first_token", b"_first_token"]  # noqa: Y015
     _WhichOneofReturnType__handle: _TypeAlias = _typing.Literal["handle"]  # noqa: Y015
     _WhichOneofArgType__handle: _TypeAlias = _typing.Literal["_handle", b"_handle"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__accepted) -> _WhichOneofReturnType__accepted | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token) -> _WhichOneofReturnType__first_token | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__handle) -> _WhichOneofReturnType__handle | None: ...
 

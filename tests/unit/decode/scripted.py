@@ -165,7 +165,7 @@ def handle_message(
     )
     response = Response(handle=handle_to_proto(handle))
     if token_id is not None:
-        response.first_token.CopyFrom(prefill_pb2.FirstToken(token_id=token_id))
+        response.first_tokens.add(token_id=token_id)
     return response
 
 

@@ -1,0 +1,1 @@
+"""What a completion must be: constraints, their compilation, and which tokens they allow next."""

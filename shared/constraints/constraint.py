@@ -1,0 +1,27 @@
+"""What a caller asks a completion to be, as a value."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ConstraintKind(StrEnum):
+    """The fields of `Sampling.constraint`."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+    CHOICES = "choices"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """One constraint.
+
+    Attributes:
+        source: the schema, the pattern, or the grammar; empty where there are choices.
+        choices: the texts to choose from.
+    """
+
+    kind: ConstraintKind
+    source: str = ""
+    choices: tuple[str, ...] = ()
