@@ -74,6 +74,10 @@ class Tokenizer:
         """Whether conversations can be rendered."""
         return self._chat_template is not None
 
+    def to_json(self) -> str:
+        """Return the tokenizer as a `tokenizer.json` has it, for libraries that read those."""
+        return self._backend.to_str()
+
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a prompt, with the special tokens that the model puts around it."""
         return self._encode(text, add_special_tokens=True)
