@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from cli.chat_command import chat
 from cli.config_options import DecodeOption, PrefillOption, ServingOption, config_files
 from cli.exit_codes import EXIT_INTERRUPTED
+from cli.generate_command import generate
 from cli.ladder import ladder
 from cli.start import interrupts_exit, quiet_grpc
 
@@ -55,86 +57,8 @@ def _baton(
     pass
 
 
-_SAMPLING, _STOPPING, _REQUEST = "Sampling", "Stopping", "Request"
-
-
-@app.command()
-def generate(
-    prompt: Annotated[
-        str | None,
-        typer.Argument(help="What to continue or, with --chat, to answer; '-' reads it from standard input."),
-    ] = None,
-    target: Annotated[
-        str, typer.Option(envvar="BATON_TARGET", help="host:port of a decode service; several, joined by commas.")
-    ] = "localhost:50051",
-    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
-    system: Annotated[str | None, typer.Option(help="With --chat: the system message before it.")] = None,
-    json_lines: Annotated[bool, typer.Option("--json", help="Print each message as one line of JSON.")] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Print usage and timings to standard error.")] = False,
-    token_ids: Annotated[bool, typer.Option("--token-ids", help="With --json: token ids beside the text.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds for the whole call, more than 0.")] = 600.0,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, help="0 keeps all.", rich_help_panel=_SAMPLING)] = None,
-    top_p: Annotated[float | None, typer.Option(help="In (0, 1].", rich_help_panel=_SAMPLING)] = None,
-    min_p: Annotated[float | None, typer.Option(help="In [0, 1].", rich_help_panel=_SAMPLING)] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same output.", rich_help_panel=_SAMPLING)] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=0, help="Most tokens to generate.", rich_help_panel=_STOPPING)
-    ] = None,
-    min_tokens: Annotated[
-        int | None, typer.Option(min=0, help="No stop before so many tokens.", rich_help_panel=_STOPPING)
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End where this text appears; may be repeated.", rich_help_panel=_STOPPING)
-    ] = None,
-    stop_token_id: Annotated[
-        list[int] | None, typer.Option(min=0, help="End at this token; may be repeated.", rich_help_panel=_STOPPING)
-    ] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.", rich_help_panel=_STOPPING)
-    ] = False,
-    include_stop: Annotated[
-        bool, typer.Option("--include-stop", help="Leave the matched stop in the text.", rich_help_panel=_STOPPING)
-    ] = False,
-    request_id: Annotated[
-        str | None, typer.Option(help="Made by the server if not given.", rich_help_panel=_REQUEST)
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Refuse any other model.", rich_help_panel=_REQUEST)] = None,
-    cache_salt: Annotated[
-        str | None, typer.Option(help="Share cached prefixes with this salt only.", rich_help_panel=_REQUEST)
-    ] = None,
-    priority: Annotated[int | None, typer.Option(help="Higher goes first.", rich_help_panel=_REQUEST)] = None,
-) -> None:
-    """Generate text, printed as it arrives.
-
-    Without PROMPT, standard input is read if it is not a terminal; one line end at its end is dropped.
-    """
-    with interrupts_exit():
-        from baton_client import Options, Output, Sampling, Stopping
-        from cli.generate import Display, read_prompt, run
-
-    if system is not None and not chat:
-        raise typer.BadParameter("--system needs --chat")
-    if token_ids and not json_lines:
-        raise typer.BadParameter("--token-ids needs --json")
-    options = Options(
-        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
-        stopping=Stopping(
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            stop=tuple(stop or ()),
-            stop_token_ids=tuple(stop_token_id or ()),
-            ignore_eos=ignore_eos,
-            include_stop=include_stop,
-        ),
-        output=Output(token_ids=token_ids),
-        request_id=request_id or "",
-        model=model or "",
-        cache_salt=cache_salt or "",
-    )
-    if priority is not None:
-        options["priority"] = priority
-    run(target, read_prompt(prompt, chat, system), options, timeout, Display(json_lines, stats))
+app.command()(generate)
+app.command()(chat)
 
 
 @app.command()
@@ -213,3 +137,7 @@ def list_models() -> None:
         from cli.models import print_models
 
     print_models()
+
+
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,7 @@ class StreamStats:
         self._first: float | None = None
         self._last = self._began
         self._usage: Usage | None = None
-        self._finish_reasons: list[str] = []
+        self._finish_reasons: dict[int, str] = {}
 
     def observe(self, event: Event | None) -> None:
         """Takes note of an event that has just arrived."""
@@ -29,7 +29,7 @@ class StreamStats:
             self._last = self._clock()
             self._first = self._last if self._first is None else self._first
         elif isinstance(event, Finished):
-            self._finish_reasons.append(event.finish_reason)
+            self._finish_reasons[event.index] = event.finish_reason
         elif isinstance(event, Usage):
             self._usage = event
 
@@ -39,13 +39,17 @@ class StreamStats:
         if self._usage is not None:
             usage = self._usage
             parts.append(f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached)")
-            parts.append(f"{usage.completion_tokens} generated")
-        parts += [f"finished: {reason}" for reason in self._finish_reasons]
+            parts.append(f"{usage.completion_tokens} generated{self._completions()}")
+        if self._finish_reasons:
+            parts.append(f"finished: {', '.join(reason for _, reason in sorted(self._finish_reasons.items()))}")
         if self._first is not None:
             parts.append(f"first token after {_milliseconds(self._first - self._began)}{self._stages()}")
         parts += self._rate()
         parts.append(f"{self._clock() - self._began:.2f} s in all")
         return ", ".join(parts)
+
+    def _completions(self) -> str:
+        return f" in {len(self._finish_reasons)} completions" if len(self._finish_reasons) > 1 else ""
 
     def _stages(self) -> str:
         if self._usage is None:
