@@ -3,9 +3,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import grpc
+import numpy as np
 import pytest
+from google.protobuf.message import Message
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from baton.v1 import generation_pb2 as pb
@@ -16,6 +22,10 @@ from tests.integration.client.echo_server import Failure, ServerThread
 @pytest.fixture
 def runner(server: ServerThread) -> CliRunner:
     return CliRunner(env={"BATON_TARGET": server.target})
+
+
+def _request(**fields: Any) -> pb.StreamGenerateRequest:
+    return pb.StreamGenerateRequest(text="a", **fields)
 
 
 def test_text_goes_to_standard_output(runner: CliRunner) -> None:
@@ -67,28 +77,124 @@ def test_chat_and_system_messages(runner: CliRunner, server: ServerThread) -> No
     assert request == pb.StreamGenerateRequest(chat=pb.Chat(messages=messages))
 
 
-def test_every_flag_has_its_field(runner: CliRunner, server: ServerThread) -> None:
-    flags = (
-        "--temperature 0 --top-k 3 --top-p 0.5 --min-p 0.25 --seed 7 --max-tokens 2 --min-tokens 1 --stop x --stop y "
-        "--stop-token-id 9 --stop-token-id 0 --ignore-eos --include-stop --request-id r --model m --cache-salt s "
-        "--priority -1 --timeout 5"
-    )
-    assert runner.invoke(app, ["generate", "a", *flags.split()]).exit_code == 0
-    (request,) = server.servicer.requests
-    assert request == pb.StreamGenerateRequest(
-        text="a",
-        sampling=pb.Sampling(temperature=0, top_k=3, top_p=0.5, min_p=0.25, seed=7),
-        stopping=pb.Stopping(
-            max_tokens=2, min_tokens=1, stop=["x", "y"], stop_token_ids=[9, 0], ignore_eos=True, include_stop=True
-        ),
-        request_id="r",
-        model="m",
-        cache_salt="s",
-        priority=-1,
-    )
+OPTIONS: list[tuple[str, pb.StreamGenerateRequest]] = [
+    ("--temperature 0", _request(sampling=pb.Sampling(temperature=0))),
+    ("--temperature 0.5", _request(sampling=pb.Sampling(temperature=0.5))),
+    ("--top-k 3", _request(sampling=pb.Sampling(top_k=3))),
+    ("--top-p 0.5", _request(sampling=pb.Sampling(top_p=0.5))),
+    ("--min-p 0.25", _request(sampling=pb.Sampling(min_p=0.25))),
+    ("--repetition-penalty 1.5", _request(sampling=pb.Sampling(repetition_penalty=1.5))),
+    ("--frequency-penalty -0.5", _request(sampling=pb.Sampling(frequency_penalty=-0.5))),
+    ("--presence-penalty 2", _request(sampling=pb.Sampling(presence_penalty=2))),
+    ("--logit-bias 3=-100 --logit-bias 4=0.5", _request(sampling=pb.Sampling(logit_bias={3: -100, 4: 0.5}))),
+    ("--seed 7", _request(sampling=pb.Sampling(seed=7))),
+    ("--n 2", _request(sampling=pb.Sampling(n=2))),
+    ("--json-schema {}", _request(sampling=pb.Sampling(json_schema="{}"))),
+    ("--regex a+", _request(sampling=pb.Sampling(regex="a+"))),
+    ("--grammar start:", _request(sampling=pb.Sampling(grammar="start:"))),
+    ("--choice yes --choice no", _request(sampling=pb.Sampling(choices=pb.Choices(values=["yes", "no"])))),
+    ("--max-tokens 2", _request(stopping=pb.Stopping(max_tokens=2))),
+    ("--min-tokens 1", _request(stopping=pb.Stopping(min_tokens=1))),
+    ("--stop x --stop y", _request(stopping=pb.Stopping(stop=["x", "y"]))),
+    ("--stop-token-id 9 --stop-token-id 0", _request(stopping=pb.Stopping(stop_token_ids=[9, 0]))),
+    ("--ignore-eos", _request(stopping=pb.Stopping(ignore_eos=True))),
+    ("--include-stop", _request(stopping=pb.Stopping(include_stop=True))),
+    ("--logprobs 0", _request(output=pb.Output(logprobs=0))),
+    ("--prompt-logprobs 3", _request(output=pb.Output(prompt_logprobs=3))),
+    ("--json --token-ids", _request(output=pb.Output(token_ids=True))),
+    ("--no-skip-special-tokens", _request(output=pb.Output(skip_special_tokens=False))),
+    ("--request-id r", _request(request_id="r")),
+    ("--model m", _request(model="m")),
+    ("--cache-salt s", _request(cache_salt="s")),
+    ("--priority -1", _request(priority=-1)),
+    ("--priority 0", _request(priority=0)),
+    ("--json --stats --timeout 5", _request()),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), OPTIONS, ids=[options for options, _ in OPTIONS])
+def test_an_option_sets_its_field_and_nothing_else(
+    runner: CliRunner, server: ServerThread, options: str, expected: pb.StreamGenerateRequest
+) -> None:
+    assert runner.invoke(app, ["generate", "a", *options.split()]).exit_code == 0
+    assert server.servicer.requests == [expected]
+
+
+def test_every_option_is_in_the_table_or_about_the_prompt() -> None:
+    (command,) = (command for name, command in get_command(app).commands.items() if name == "generate")  # type: ignore[attr-defined]
+    options = {parameter.opts[0] for parameter in command.params if parameter.opts[0].startswith("--")}
+    tested = {word for line, _ in OPTIONS for word in line.split() if word.startswith("--")}
+    of_the_prompt = {"--chat", "--system", "--messages", "--no-generation-prompt", "--prompt-token-ids", "--embeddings"}
+    assert options - tested == of_the_prompt | {"--target"}
+
+
+def test_every_field_of_a_request_has_an_option() -> None:
+    set_by_options = {path for _, request in OPTIONS for path in _paths(request)}
+    missing = _all_paths() - set_by_options
+    assert missing == {"token_ids", "chat", "embeddings", "resume"}, "prompts are tested apart; resume is the client's"
+
+
+def _paths(request: Message) -> Iterator[str]:
+    for field, value in request.ListFields():
+        if field.name in ("sampling", "stopping", "output"):
+            yield from (f"{field.name}.{inner.name}" for inner, _ in value.ListFields())
+        else:
+            yield field.name
+
+
+def _all_paths() -> set[str]:
+    paths = set()
+    for field in pb.StreamGenerateRequest.DESCRIPTOR.fields:
+        if field.name in ("sampling", "stopping", "output"):
+            assert field.message_type is not None
+            paths |= {f"{field.name}.{inner.name}" for inner in field.message_type.fields}
+        else:
+            paths.add(field.name)
+    return paths
+
+
+def test_the_timeout_is_the_calls_deadline(runner: CliRunner, server: ServerThread) -> None:
+    assert runner.invoke(app, ["generate", "a", "--timeout", "5"]).exit_code == 0
     (deadline,) = server.servicer.deadlines
     assert deadline is not None
     assert deadline <= 6
+
+
+@pytest.mark.parametrize("is_piped", [False, True])
+def test_token_ids_for_a_prompt(runner: CliRunner, server: ServerThread, is_piped: bool) -> None:
+    arguments, standard_input = (["-"], "4, 5\n6\n") if is_piped else (["4 5,6"], None)
+    result = runner.invoke(app, ["generate", "--prompt-token-ids", *arguments], input=standard_input)
+    assert (result.exit_code, result.stdout) == (0, "7 8 9 \n")
+    assert server.servicer.requests == [pb.StreamGenerateRequest(token_ids=pb.TokenIds(ids=[4, 5, 6]))]
+
+
+@pytest.mark.parametrize("is_piped", [False, True])
+def test_messages_of_every_role(runner: CliRunner, server: ServerThread, tmp_path: Path, is_piped: bool) -> None:
+    messages = [{"role": role, "content": f"of {role}"} for role in ("system", "user", "assistant", "tool")]
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps(messages))
+    result = runner.invoke(
+        app, ["generate", "--messages", "-" if is_piped else str(file)], input=file.read_text() if is_piped else None
+    )
+    assert result.exit_code == 0
+    expected = [pb.ChatMessage(**message) for message in messages]
+    assert server.servicer.requests == [pb.StreamGenerateRequest(chat=pb.Chat(messages=expected))]
+
+
+def test_embeddings_for_a_prompt(runner: CliRunner, server: ServerThread, tmp_path: Path) -> None:
+    array = np.array([[1.0, -2.0], [0.5, 3.0]], dtype=np.float32)
+    np.save(tmp_path / "vectors.npy", array)
+    assert runner.invoke(app, ["generate", "--embeddings", str(tmp_path / "vectors.npy")]).exit_code == 0
+    embeddings = pb.Embeddings(data=array.tobytes(), num_tokens=2, dtype="float32")
+    assert server.servicer.requests == [pb.StreamGenerateRequest(embeddings=embeddings)]
+
+
+@pytest.mark.parametrize("options", ["--logit-bias 4294967296=1", "--n -1", "--stop-token-id 4294967296"])
+def test_what_does_not_fit_its_field_is_a_failure(runner: CliRunner, options: str) -> None:
+    result = runner.invoke(app, ["generate", "a", *options.split()])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: INVALID_ARGUMENT (MALFORMED_MESSAGE): s")
+    assert "  field: s" in result.stderr
 
 
 def test_a_failure_shows_status_reason_message_and_numbers(runner: CliRunner, server: ServerThread) -> None:

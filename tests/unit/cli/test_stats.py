@@ -39,3 +39,12 @@ def test_a_single_token_has_no_rate_and_a_broken_stream_no_usage() -> None:
     assert stats.summary() == "first token after 500.0 ms, 0.50 s in all"
     stats.observe(USAGE)
     assert "tokens/s" not in stats.summary()
+
+
+def test_several_completions_end_in_order_of_their_indices_each_once() -> None:
+    stats = StreamStats(_Clock())
+    ends = [(1, FinishReason.STOP), (0, FinishReason.LENGTH), (1, FinishReason.STOP)]
+    for index, reason in ends:
+        stats.observe(Finished(index, reason))
+    stats.observe(USAGE)
+    assert "11 generated in 2 completions, finished: length, stop, " in stats.summary()
