@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from baton_client import ChatMessage, Embeddings, Prompt
+from baton_client import Chat, ChatMessage, Embeddings, Prompt
 
 _TOKEN_ID = re.compile(r"-?[0-9]+")
 
@@ -23,6 +23,7 @@ class PromptSource:
         is_token_ids: whether it is token ids.
         messages: file of a chat in place of it, or "-".
         embeddings: file of vectors in place of it.
+        ends_with_last_message: whether a chat ends where its last message does, not where an answer begins.
     """
 
     argument: str | None = None
@@ -65,16 +66,19 @@ class PromptSource:
         if self.embeddings is not None:
             return _read_embeddings(self.embeddings)
         if self.messages is not None:
-            return _read_messages(self.messages)
+            return self._chat(_read_messages(self.messages))
         text = _read_standard_input(self.argument) if self.argument in (None, "-") else self.argument
         assert text is not None
         if self.is_token_ids:
             return _parse_token_ids(text)
-        return self._messages(text) if self.is_chat else text
+        return self._chat(self._messages(text)) if self.is_chat else text
 
     def _messages(self, text: str) -> list[ChatMessage]:
         messages = [ChatMessage("user", text)]
         return messages if self.system is None else [ChatMessage("system", self.system), *messages]
+
+    def _chat(self, messages: list[ChatMessage]) -> Chat:
+        return Chat(messages, add_generation_prompt=False if self.ends_with_last_message else None)
 
 
 def _read_standard_input(argument: str | None) -> str:

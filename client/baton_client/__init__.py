@@ -20,6 +20,7 @@ from baton_client.errors import (
 from baton_client.sync import BatonClient, CompletionStream
 from baton_client.targets import DEFAULT_TARGET, DEFAULT_TIMEOUT_S
 from baton_client.values import (
+    Chat,
     ChatMessage,
     Choices,
     Completion,
@@ -54,6 +55,7 @@ __all__ = [
     "BatonClient",
     "BatonClientError",
     "Cancelled",
+    "Chat",
     "ChatMessage",
     "Choices",
     "Completion",

@@ -179,7 +179,7 @@ class AsyncBatonClient:
 
     async def tokenize(
         self,
-        prompt: str | Sequence[values.ChatMessage],
+        prompt: str | Sequence[values.ChatMessage] | values.Chat,
         *,
         model: str = "",
         timeout: float | None = None,  # noqa: ASYNC109

@@ -55,10 +55,10 @@ def fill_prompt(request: _Prompted, prompt: values.Prompt) -> _Prompted:
         if isinstance(request, pb.TokenizeRequest):
             raise TypeError("tokenize takes text or chat messages")
         _fill_embeddings(request.embeddings, prompt)
+    elif isinstance(prompt, values.Chat):
+        _fill_chat(request.chat, prompt)
     elif prompt and isinstance(prompt[0], values.ChatMessage):
-        messages = cast("Sequence[values.ChatMessage]", prompt)
-        for index, chat_message in enumerate(messages):
-            _assign(request.chat.messages.add(), f"chat.messages[{index}].", _as_dict(chat_message))
+        _fill_chat(request.chat, values.Chat(cast("Sequence[values.ChatMessage]", prompt)))
     elif isinstance(request, pb.TokenizeRequest):
         raise TypeError("tokenize takes text or chat messages")
     else:
@@ -78,6 +78,13 @@ def _merged(base: _Options, options: dict[str, Any]) -> _Options:
     """`base` with the fields that `options` names, which are taken out of `options`."""
     changes = {field.name: options.pop(field.name) for field in fields(base) if field.name in options}
     return replace(base, **changes)
+
+
+def _fill_chat(message: pb.Chat, chat: values.Chat) -> None:
+    message.SetInParent()
+    for index, chat_message in enumerate(chat.messages):
+        _assign(message.messages.add(), f"chat.messages[{index}].", _as_dict(chat_message))
+    _assign(message, "chat.", {"add_generation_prompt": chat.add_generation_prompt})
 
 
 def _fill_embeddings(message: pb.Embeddings, embeddings: values.Embeddings) -> None:

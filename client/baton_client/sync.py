@@ -174,7 +174,7 @@ class BatonClient:
         return CompletionStream(self._stubs, request, self._attempts(timeout), lambda message: message)
 
     def tokenize(
-        self, prompt: str | Sequence[values.ChatMessage], *, model: str = "", timeout: float | None = None
+        self, prompt: str | Sequence[values.ChatMessage] | values.Chat, *, model: str = "", timeout: float | None = None
     ) -> list[int]:
         """The token ids of a text, or of a chat rendered with the model's template."""
         request = convert.fill_prompt(pb.TokenizeRequest(model=model), prompt)

@@ -22,6 +22,19 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat whose prompt need not end where the assistant's answer begins.
+
+    Attributes:
+        messages: at least one.
+        add_generation_prompt: whether it ends there; the server's default is True.
+    """
+
+    messages: Sequence[ChatMessage]
+    add_generation_prompt: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Embeddings:
     """A prompt of vectors in place of token ids: what the model's first layer gets.
 
@@ -59,8 +72,8 @@ class Embeddings:
             return cls(view.tobytes(), view.shape[0])
 
 
-Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage] | Embeddings
-"""Text, token ids, the messages of a chat (rendered with the model's own template), or vectors."""
+Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage] | Chat | Embeddings
+"""Text, token ids, a chat or its messages (rendered with the model's own template), or vectors."""
 
 
 @dataclass(frozen=True, slots=True)

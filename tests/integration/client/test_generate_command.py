@@ -181,6 +181,14 @@ def test_messages_of_every_role(runner: CliRunner, server: ServerThread, tmp_pat
     assert server.servicer.requests == [pb.StreamGenerateRequest(chat=pb.Chat(messages=expected))]
 
 
+@pytest.mark.parametrize("arguments", [["a", "--chat"], ["--messages", "-"]])
+def test_a_chat_may_end_with_its_last_message(runner: CliRunner, server: ServerThread, arguments: list[str]) -> None:
+    messages = '[{"role": "user", "content": "a"}]'
+    assert runner.invoke(app, ["generate", *arguments, "--no-generation-prompt"], input=messages).exit_code == 0
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="a")], add_generation_prompt=False)
+    assert server.servicer.requests == [pb.StreamGenerateRequest(chat=chat)]
+
+
 def test_embeddings_for_a_prompt(runner: CliRunner, server: ServerThread, tmp_path: Path) -> None:
     array = np.array([[1.0, -2.0], [0.5, 3.0]], dtype=np.float32)
     np.save(tmp_path / "vectors.npy", array)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import typer
 
-from baton_client import ChatMessage, Embeddings
+from baton_client import Chat, ChatMessage, Embeddings
 from cli.prompts import PromptSource
 
 
@@ -26,7 +26,7 @@ def test_no_token_ids_are_the_servers_to_refuse() -> None:
 def test_messages_keep_their_roles_and_order(tmp_path: Path) -> None:
     file = tmp_path / "chat.json"
     file.write_text('[{"role": "system", "content": "é"}, {"role": "tool", "content": ""}]', encoding="utf-8")
-    assert PromptSource(messages=str(file)).read() == [ChatMessage("system", "é"), ChatMessage("tool", "")]
+    assert PromptSource(messages=str(file)).read() == Chat([ChatMessage("system", "é"), ChatMessage("tool", "")])
 
 
 @pytest.mark.parametrize(

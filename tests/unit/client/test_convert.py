@@ -5,6 +5,7 @@ import pytest
 
 from baton.v1 import generation_pb2 as pb
 from baton_client import (
+    Chat,
     ChatMessage,
     Choices,
     FinishReason,
@@ -38,6 +39,9 @@ def test_the_kinds_of_prompt() -> None:
     chat = _request([ChatMessage("system", "be kind"), ChatMessage("user", "hi")]).chat
     assert [(message.role, message.content) for message in chat.messages] == [("system", "be kind"), ("user", "hi")]
     assert not chat.HasField("add_generation_prompt")
+    open_chat = _request(Chat([ChatMessage("user", "hi")], add_generation_prompt=False)).chat
+    assert open_chat == pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")], add_generation_prompt=False)
+    assert _request(Chat([])).WhichOneof("prompt") == "chat"
 
 
 def test_zero_is_sent_and_none_is_not() -> None:
