@@ -1,6 +1,7 @@
 """How tokens are chosen: the parameters of one request, validated."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 from shared.constraints.constraint import Constraint
@@ -28,7 +29,8 @@ class SamplingParams:
             (0, 100], 1 is off.
         frequency_penalty: Subtracted from a token's logit for each time that it was generated; in [-2, 2].
         presence_penalty: Subtracted from the logit of each token that was generated; in [-2, 2].
-        logit_bias: Token ids, ascending, each with what is added to its logit, in [-100, 100].
+        logit_bias: Token ids, ascending and each once, with what is added to their logits, in [-100, 100]; at most
+            1024 of them.
         seed: In [0, 2**64). The draw at output position i depends on (seed, index, i) alone.
         n: Completions of the prompt, at least 1.
         constraint: What a completion must be.
@@ -59,10 +61,7 @@ class SamplingParams:
         _require(is_penalty, "repetition_penalty", self.repetition_penalty, f"(0, {MAX_REPETITION_PENALTY:g}]")
         for name, value in (("frequency", self.frequency_penalty), ("presence", self.presence_penalty)):
             _require(-MAX_PENALTY <= value <= MAX_PENALTY, f"{name}_penalty", value, "[-2, 2]")
-        num_biases = len(self.logit_bias)
-        _require(num_biases <= MAX_NUM_BIASES, "logit_bias", num_biases, f"[0, {MAX_NUM_BIASES}] tokens")
-        for token_id, bias in self.logit_bias:
-            _require(-MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS, f"logit_bias[{token_id}]", bias, "[-100, 100]")
+        _require_bias(self.logit_bias)
         _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, "[0, 2**64)")
         _require(self.n >= 1, "n", self.n, "[1, inf)")
 
@@ -75,6 +74,15 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether what was generated, or the prompt, changes the logits."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+
+def _require_bias(logit_bias: tuple[tuple[int, float], ...]) -> None:
+    num_biases = len(logit_bias)
+    _require(num_biases <= MAX_NUM_BIASES, "logit_bias", num_biases, f"[0, {MAX_NUM_BIASES}] tokens")
+    for token_id, bias in logit_bias:
+        _require(-MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS, f"logit_bias[{token_id}]", bias, "[-100, 100]")
+    token_ids = [-1, *(token_id for token_id, _ in logit_bias)]
+    assert all(before < after for before, after in pairwise(token_ids)), token_ids
 
 
 def _require(is_inside: bool, field: str, value: float, bounds: str) -> None:

@@ -1,6 +1,7 @@
 """From logits to tokens. Each row's token depends on that row alone: never on its batch, process or replica.
 
-Temperature, min_p, top_k and top_p mean what they mean in vLLM (`vllm/v1/sample/sampler.py`), and apply in that order.
+What changes logits (`shared/sampling/logits.py`) applies first, to greedy rows too. Temperature, min_p, top_k and top_p
+mean what they mean in vLLM (`vllm/v1/sample/sampler.py`), and apply in that order.
 Among equally likely tokens the lowest id goes first, in top_k and top_p as in the greedy choice, so that k tokens are k
 tokens and `top_k: 1` is greedy. Rows are computed one by one and on one thread: a reduction over a whole batch, or one
 divided among threads, would round differently as the batch or the machine changes. Weights are float32, as logits are,
@@ -15,8 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shared.sampling.history import TokenHistory
+from shared.sampling.logits import add_bias, penalize, restrict
 from shared.sampling.params import SamplingParams
 from shared.sampling.random import uniform
+from shared.sampling.ranking import find_highest, mark_largest, no_number
 
 # Most nuclei of language models are smaller than this, and to sort so few costs little.
 _SMALL_NUCLEUS = 2048
@@ -31,13 +35,32 @@ class SampleRow:
         params: The request's options.
         index: Which completion of the prompt, from 0.
         position: Position of the wanted token in the completion, from 0.
-        banned_token_ids: Tokens that must not be chosen; ids of the vocabulary.
+        banned_token_ids: Tokens that must not be chosen, unless nothing else is allowed; ids of the vocabulary.
+        allowed: [vocab_size], True for the tokens that a constraint allows; None allows all.
+        history: The tokens before this one; there must be one where `params` has penalties.
     """
 
     params: SamplingParams
     index: int
     position: int
     banned_token_ids: tuple[int, ...] = ()
+    allowed: npt.NDArray[np.bool_] | None = None
+    history: TokenHistory | None = None
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether the token is chosen from other logits than the model's own."""
+        return (
+            self.allowed is not None
+            or bool(self.banned_token_ids)
+            or bool(self.params.logit_bias)
+            or self.params.has_penalties
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the highest of the model's own logits is taken."""
+        return self.params.is_greedy and not self.is_adjusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +79,22 @@ class Candidates:
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int | FloatingPointError]:
     """Choose one token for each row.
 
-    Where all rows are greedy and nothing is banned, the choice is made where the logits are, on whatever device.
+    Where a row is plain, the choice is made where the logits are, on whatever device.
 
     Args:
         logits: Floating point [len(rows), vocab_size]; left unchanged.
         rows: What each row of logits is sampled for.
 
     Returns:
-        One token id a row; an error for a row that has a NaN, or nothing that is finite. It says nothing of others.
+        One token id a row; an error for a row that has a NaN or +inf, or nothing that is finite, or whose mask leaves
+        nothing that is. It says nothing of others.
     """
     assert logits.shape[0] == len(rows), (logits.shape, len(rows))
-    if all(row.params.is_greedy and not row.banned_token_ids for row in rows):
-        return _choose_highest(logits)
-    values = logits.detach().to(device="cpu", dtype=torch.float32).numpy()
-    return [_choose(row_values, row) for row_values, row in zip(values, rows, strict=True)]
+    chosen = _choose_highest(logits)
+    for place, row in enumerate(rows):
+        if not row.is_plain and not isinstance(chosen[place], FloatingPointError):
+            chosen[place] = _choose(_to_numpy(logits[place]), row)
+    return chosen
 
 
 def find_candidates(logits: npt.NDArray[np.float32], params: SamplingParams) -> Candidates:
@@ -84,7 +109,7 @@ def find_candidates(logits: npt.NDArray[np.float32], params: SamplingParams) -> 
     # top_k and min_p each keep a head of the same ranking, so their order is free; top_k first leaves less to compute.
     if 0 < params.top_k < len(logits):
         kth = len(logits) - params.top_k
-        token_ids = np.flatnonzero(_mark_largest(logits, np.partition(logits, kth)[kth], params.top_k))
+        token_ids = np.flatnonzero(mark_largest(logits, np.partition(logits, kth)[kth], params.top_k))
         logits = logits[token_ids]
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the highest to -inf, as it should
         scaled = ((logits.astype(np.float64) - np.float64(highest)) / params.temperature).astype(np.float32)
@@ -101,33 +126,39 @@ def _choose_highest(logits: torch.Tensor) -> list[int | FloatingPointError]:
     if not len(logits):
         return []
     if logits.device.type == "cpu":  # where numpy finds it ten times faster
-        return [_highest(values) for values in logits.detach().float().numpy()]
+        return [find_highest(values) for values in _to_numpy(logits)]
     highest = logits.argmax(dim=-1, keepdim=True)
     pairs = zip(highest.flatten().tolist(), logits.gather(-1, highest).flatten().tolist(), strict=True)
-    return [token_id if isfinite(value) else _no_number(value) for token_id, value in pairs]
+    return [token_id if isfinite(value) else no_number(value) for token_id, value in pairs]
 
 
-def _highest(values: npt.NDArray[np.float32]) -> int | FloatingPointError:
-    """The first of the highest of one row."""
-    token_id = int(values.argmax())
-    value = float(values[token_id])
-    return token_id if isfinite(value) else _no_number(value)
-
-
-def _no_number(highest: float) -> FloatingPointError:
-    return FloatingPointError(f"the highest logit is {highest}")
+def _to_numpy(logits: torch.Tensor) -> npt.NDArray[np.float32]:
+    """The same numbers, float32 and on the CPU; where they are both already, the same memory."""
+    values: npt.NDArray[np.float32] = logits.detach().to(device="cpu", dtype=torch.float32).numpy()
+    return values
 
 
 def _choose(logits: npt.NDArray[np.float32], row: SampleRow) -> int | FloatingPointError:
-    if row.banned_token_ids:
-        logits = logits.copy()
-        logits[list(row.banned_token_ids)] = -np.inf
-    highest = _highest(logits)
-    if row.params.is_greedy or isinstance(highest, FloatingPointError):
-        return highest
+    """The token of a row that is not plain, from logits that are finite."""
+    if row.is_adjusted:
+        logits = _adjust(logits, row)
+        highest = find_highest(logits)
+        if row.params.is_greedy or isinstance(highest, FloatingPointError):
+            return highest
     candidates = find_candidates(logits, row.params)
     place = _find_place(candidates.weights.astype(np.float64), uniform(row.params.seed, row.index, row.position))
     return int(candidates.token_ids[place])
+
+
+def _adjust(logits: npt.NDArray[np.float32], row: SampleRow) -> npt.NDArray[np.float32]:
+    """What the constraint, bans, bias and penalties make of the logits; a copy."""
+    logits = logits.copy()
+    restrict(logits, row.allowed, row.banned_token_ids)
+    add_bias(logits, row.params.logit_bias)
+    if row.params.has_penalties:
+        assert row.history is not None, "penalties without a history"
+        penalize(logits, row.history, row.params)
+    return logits
 
 
 def _find_place(weights: npt.NDArray[np.float64], number: float) -> int:
@@ -156,12 +187,4 @@ def _mark_nucleus(weights: npt.NDArray[np.float32], top_p: float) -> npt.NDArray
     descending = np.sort(heaviest)[::-1]
     reached = np.searchsorted(np.cumsum(descending, dtype=np.float64), target)
     last = min(int(reached), len(descending) - 1)
-    return _mark_largest(weights, descending[last], last + 1)
-
-
-def _mark_largest(values: npt.NDArray[np.float32], smallest: np.float32, num_marked: int) -> npt.NDArray[np.bool_]:
-    """Mark the `num_marked` largest values, of which `smallest` is the last; the first ones win among equals."""
-    marked: npt.NDArray[np.bool_] = values > smallest
-    num_equal = num_marked - np.count_nonzero(marked)
-    marked[np.flatnonzero(values == smallest)[:num_equal]] = True
-    return marked
+    return mark_largest(weights, descending[last], last + 1)

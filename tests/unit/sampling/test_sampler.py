@@ -9,18 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
+from shared.sampling.history import TokenHistory
 from shared.sampling.params import SamplingParams
 from shared.sampling.random import uniform
-from shared.sampling.sampler import SampleRow, _find_place, find_candidates, sample
+from shared.sampling.sampler import SampleRow, _adjust, _find_place, find_candidates, sample
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -131,6 +133,133 @@ class TestDistribution:
         assert drawn == {1, 3}
 
 
+# Prompt [0, 2], generated [1, 1]: the logits of a row, and what its adjustments make of them.
+#   token 0: 2 - 2.5 = -0.5, not positive, times 2 = -1           (were repetition first: 2 / 2 - 2.5 = -1.5)
+#   token 1: 1 + 1 = 2, halved = 1, twice 0.5 off = 0, 0.25 off = -0.25
+#   token 2: -1 - 0.5 = -1.5, times 2 = -3
+#   token 3 is banned, and token 4 is not allowed, whatever its bias
+MIXED_LOGITS = np.array([2.0, 1.0, -1.0, 0.5, 3.0], dtype=np.float32)
+MIXED: dict[str, Any] = {
+    "logit_bias": ((0, -2.5), (1, 1.0), (2, -0.5), (4, 100.0)),
+    "repetition_penalty": 2.0,
+    "frequency_penalty": 0.5,
+    "presence_penalty": 0.25,
+}
+
+
+def mixed_row(seed: int = 0, position: int = 0, index: int = 0, **more: Any) -> SampleRow:
+    return SampleRow(
+        SamplingParams(seed=seed, **MIXED, **more),
+        index=index,
+        position=position,
+        banned_token_ids=(3,),
+        allowed=np.array([True, True, True, True, False]),
+        history=TokenHistory([0, 2], [1, 1]),
+    )
+
+
+class TestAdjustments:
+    def weights(self, **more: Any) -> list[float]:
+        kept = find_candidates(_adjust(MIXED_LOGITS, mixed_row(**more)), SamplingParams(**more))
+        weights = dict(zip(kept.token_ids.tolist(), kept.weights.tolist(), strict=True))
+        return [weights.get(token, 0.0) for token in range(5)]
+
+    def test_all_together_in_order(self) -> None:
+        assert _adjust(MIXED_LOGITS, mixed_row()).tolist() == [-1, -0.25, -3, -np.inf, -np.inf]
+        # e^-0.75, 1, e^-2.75
+        assert self.weights() == pytest.approx([0.47236655, 1, 0.06392786, 0, 0], abs=1e-6)
+
+    def test_temperature_comes_after_them(self) -> None:
+        # e^-1.5, 1, e^-5.5
+        assert self.weights(temperature=0.5) == pytest.approx([0.22313016, 1, 0.00408677, 0, 0], abs=1e-6)
+
+    @pytest.mark.parametrize("head", [{"min_p": 0.1}, {"top_k": 2}, {"top_p": 0.9}])
+    def test_heads_are_of_what_they_leave(self, head: dict[str, Any]) -> None:
+        # Of the whole 1.53629441, token 1 is 65%, and tokens 0 and 1 are 96%.
+        assert self.weights(**head) == pytest.approx([0.47236655, 1, 0, 0, 0], abs=1e-6)
+
+    def test_min_p_comes_after_temperature(self) -> None:
+        # 0.06 of the highest at temperature 1, and 0.004 at 0.5.
+        assert self.weights(min_p=0.05)[2] > 0
+        assert self.weights(min_p=0.05, temperature=0.5) == pytest.approx([0.22313016, 1, 0, 0, 0], abs=1e-6)
+
+    def test_top_k_of_more_than_is_allowed_keeps_what_is(self) -> None:
+        assert self.weights(top_k=4) == self.weights()
+
+    def test_greedy_rows_see_them_and_the_logits_stay(self) -> None:
+        logits = torch.from_numpy(MIXED_LOGITS)[None]
+        assert sample(logits, [row(GREEDY)]) == [4]
+        assert sample(logits, [mixed_row(temperature=0)]) == [1]
+        assert logits[0].tolist() == [2.0, 1.0, -1.0, 0.5, 3.0]
+
+    @pytest.mark.parametrize(
+        ("params", "history", "expected"),
+        [
+            (SamplingParams(temperature=0), None, 0),
+            (SamplingParams(temperature=0, logit_bias=((2, 1.5),)), None, 2),
+            (SamplingParams(temperature=0, logit_bias=((0, -100.0),)), None, 1),
+            (SamplingParams(temperature=0, repetition_penalty=1.5), TokenHistory([0]), 1),
+            (SamplingParams(temperature=0, presence_penalty=0.6), TokenHistory([0, 1], [0]), 1),
+            (SamplingParams(temperature=0, frequency_penalty=0.3), TokenHistory([], [0, 0]), 1),
+            (SamplingParams(temperature=0, frequency_penalty=0.3), TokenHistory([], [0]), 0),
+            (SamplingParams(temperature=0, frequency_penalty=-0.6), TokenHistory([], [1]), 1),
+        ],
+    )
+    def test_each_field_changes_the_greedy_choice(
+        self, params: SamplingParams, history: TokenHistory | None, expected: int
+    ) -> None:
+        logits = torch.tensor([[2.0, 1.5, 1.0]])
+        assert sample(logits, [SampleRow(params, 0, 0, history=history)]) == [expected]
+
+    def test_equals_after_them_go_to_the_lowest_id(self) -> None:
+        params = SamplingParams(temperature=0, logit_bias=((0, 1.0), (2, 1.0)))
+        assert sample(torch.tensor([[0.0, 1.0, 0.0]]), [row(params)]) == [0]
+        assert sample(torch.tensor([[0.0, 1.0, 0.0]]), [row(params, banned=(0,))]) == [1]
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0, 100.0])
+    @pytest.mark.parametrize("banned", [(), (2,), (0, 1, 2, 3)])
+    def test_a_mask_of_one_token_leaves_that_one(self, temperature: float, banned: tuple[int, ...]) -> None:
+        params = SamplingParams(temperature=temperature, top_p=0.5, logit_bias=((0, 100.0), (2, -100.0)))
+        allowed = np.array([False, False, True, False])
+        rows = [SampleRow(params, 0, position, banned, allowed) for position in range(20)]
+        assert sample(torch.tensor([[9.0, 0.0, -9.0, 1.0]]).expand(20, 4), rows) == [2] * 20
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_a_model_that_makes_all_but_one_impossible_is_obeyed(self, temperature: float) -> None:
+        params = SamplingParams(temperature=temperature, logit_bias=((1, -100.0), (2, 100.0)), repetition_penalty=9)
+        adjusted = SampleRow(params, 0, 0, history=TokenHistory([0, 1, 2]))
+        assert sample(torch.tensor([[-np.inf, -50.0, -np.inf]]), [adjusted]) == [1]
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_a_row_is_broken_whatever_is_allowed_in_it(self, temperature: float) -> None:
+        logits = torch.tensor([[0.0, np.nan], [0.0, np.inf], [0.0, 0.0]])
+        only_first = SampleRow(SamplingParams(temperature=temperature), 0, 0, allowed=np.array([True, False]))
+        *broken, good = sample(logits, [only_first] * 3)
+        assert [str(error) for error in broken] == ["the highest logit is nan", "the highest logit is inf"]
+        assert good == 0
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    @pytest.mark.parametrize(("allowed", "values"), [([False] * 2, [0.0, 0.0]), ([True, False], [-np.inf, 0.0])])
+    def test_a_mask_that_leaves_nothing_breaks_its_row_alone(
+        self, temperature: float, allowed: list[bool], values: list[float]
+    ) -> None:
+        masked = SampleRow(SamplingParams(temperature=temperature), 0, 0, allowed=np.array(allowed))
+        good, broken = sample(torch.tensor([[0.0, 1.0], values]), [row(GREEDY), masked])
+        assert good == 1
+        assert str(broken) == "the highest logit is -inf"
+
+    def test_penalties_without_a_history_are_a_mistake(self) -> None:
+        with pytest.raises(AssertionError, match="history"):
+            sample(torch.zeros((1, 3)), [row(SamplingParams(presence_penalty=1))])
+
+    def test_completions_of_one_prompt_draw_apart_and_each_the_same_again(self) -> None:
+        logits = torch.from_numpy(MIXED_LOGITS).expand(40, 5)
+        drawn = [sample(logits, [mixed_row(4, position, index) for position in range(40)]) for index in (0, 1, 2, 0)]
+        assert drawn[0] == drawn[3]
+        assert len({tuple(map(str, one)) for one in drawn}) == 3
+        assert {token for one in drawn for token in one} == {0, 1, 2}
+
+
 class TestDraws:
     def test_draw_is_the_inverse_of_the_cumulative_distribution(self) -> None:
         # Cumulative 0.125, 0.5, 0.75, 1 in order of token id.
@@ -195,8 +324,21 @@ PARAMS = st.builds(
     top_k=st.sampled_from([0, 1, 5, 40, 5000]),
     top_p=st.sampled_from([0.1, 0.5, 0.9, 1.0]),
     min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    frequency_penalty=st.sampled_from([0.0, -0.5]),
+    presence_penalty=st.sampled_from([0.0, 2.0]),
+    logit_bias=st.sampled_from([(), ((3, 9.0), (999, -9.0))]),
     seed=st.integers(0, 2**64 - 1),
 )
+
+
+def adjusted_row(params: SamplingParams, position: int) -> SampleRow:
+    """A row that has seen ten tokens; two of three such rows also ban one, and one of them allows only half."""
+    history = TokenHistory(range(5), range(position, position + 5))
+    if position % 3 == 0:
+        return SampleRow(params, 0, position, history=history)
+    allowed = np.arange(1000) % 2 == 0 if position % 3 == 1 else None
+    return SampleRow(params, 0, position, (position,), allowed, history)
 
 
 @settings(deadline=None)
@@ -204,7 +346,7 @@ PARAMS = st.builds(
 def test_a_row_does_not_know_its_batch(params: list[SamplingParams], order: Random) -> None:
     generator = torch.Generator().manual_seed(len(params))
     logits = torch.randn((len(params), 1000), generator=generator) * 4
-    rows = [row(p, position, banned=(position,)) for position, p in enumerate(params)]
+    rows = [adjusted_row(p, position) for position, p in enumerate(params)]
     alone = [sample(logits[i : i + 1], [rows[i]])[0] for i in range(len(rows))]
     shuffled = list(range(len(rows)))
     order.shuffle(shuffled)
@@ -239,6 +381,36 @@ def test_kept_sets_and_probabilities_equal_the_reference(params: SamplingParams,
         scores = TopPLogitsWarper(params.top_p)(prompt, scores)
     expected = {token: p for token, p in enumerate(scores[0].double().softmax(0).tolist()) if p}
     assert distribution(logits.numpy(), params) == pytest.approx(expected, rel=1e-5)
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    token_ids=st.lists(st.integers(0, 255), min_size=2, max_size=100),
+    penalty=st.floats(0.5, 3),
+    temperature=st.floats(0.3, 3),
+    min_p=st.floats(0.001, 0.2),
+    top_k=st.integers(1, 60),
+    top_p=st.floats(0.1, 0.99),
+)
+def test_a_penalized_distribution_equals_the_reference(
+    seed: int, token_ids: list[int], penalty: float, temperature: float, min_p: float, top_k: int, top_p: float
+) -> None:
+    logits = torch.randn(256, generator=torch.Generator().manual_seed(seed)) * 3
+    seen: Any = torch.tensor([token_ids])
+    scores = RepetitionPenaltyLogitsProcessor(penalty)(seen, logits.clone()[None])
+    scores = TemperatureLogitsWarper(temperature)(seen, scores)
+    shares = scores[0].double().softmax(0)
+    assume(not torch.isclose(shares / shares.max(), torch.tensor(min_p).double(), rtol=1e-4).any())
+    scores = TopKLogitsWarper(top_k)(seen, MinPLogitsWarper(min_p)(seen, scores))
+    reached = scores[0].double().softmax(0).sort(descending=True).values.cumsum(0)
+    assume(not torch.isclose(reached, torch.tensor(top_p).double(), rtol=1e-4).any())
+    scores = TopPLogitsWarper(top_p)(seen, scores)
+    expected = {token: p for token, p in enumerate(scores[0].double().softmax(0).tolist()) if p}
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty)
+    history = TokenHistory(token_ids[::2], token_ids[1::2])
+    penalized = _adjust(logits.numpy(), SampleRow(params, 0, 0, history=history))
+    assert distribution(penalized, params) == pytest.approx(expected, rel=1e-4)
 
 
 @settings(deadline=None)
