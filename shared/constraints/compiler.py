@@ -18,11 +18,13 @@ MAX_SOURCE_LEN = 65_536
 MAX_NUM_CHOICES = 1024
 MAX_CHOICE_LEN = 1024
 """Characters."""
-MAX_CACHED = 64
-"""Constraints kept compiled."""
+MAX_CACHED = 32
+"""Constraints kept compiled: a large one holds 8 MB, and a usual one is compiled again in a millisecond."""
 
-_MAX_DETAIL_LEN = 1000
-_LIMITS = LLParserLimits(verbose_errors=False)
+_MAX_DETAIL_LEN = 800
+# A mask is made between two steps of a batch, so one completion must not hold up the others: these keep the worst found
+# at some 20 ms and 20 MB (the library's own: 200 ms and 80 MB); what real schemas need is far below them.
+_LIMITS = LLParserLimits(max_items_in_row=500, step_lexer_fuel=50_000, max_lexer_states=50_000, verbose_errors=False)
 
 
 class ConstraintCompiler:
@@ -102,27 +104,40 @@ class ConstraintCompiler:
         with self._tokenizer_lock:
             if self._tokenizer is None or self._vocabulary is None:
                 try:
-                    self._vocabulary = constraint_vocabulary(self._vocabulary_source, self._vocab_size)
                     self._tokenizer = _library_tokenizer(self._vocabulary_source)
+                    self._vocabulary = _vocabulary(self._vocabulary_source, self._tokenizer, self._vocab_size)
                 except ValueError as error:
                     _refuse(constraint, "does not work with this model's tokenizer", str(error))
             return self._tokenizer, self._vocabulary
 
 
-def constraint_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> ConstraintVocabulary:
-    """Return what matchers need to know of a model's tokens.
+def _library_tokenizer(tokenizer: Tokenizer) -> LLTokenizer:
+    """Return the library's view of a tokenizer.
 
     Raises:
-        ValueError: The model has no token that ends a completion.
+        ValueError: The model has no token that ends a completion, or its tokens do not stand for bytes.
     """
-    eos_token_ids = tuple(token_id for token_id in tokenizer.eos_token_ids if token_id < vocab_size)
-    if not eos_token_ids:
+    if not tokenizer.eos_token_ids:
         raise ValueError("the model has no end-of-sequence token, with which a constrained completion ends")
-    return ConstraintVocabulary(vocab_size, tokenizer.vocab_size, eos_token_ids)
+    eos_token_ids = list(tokenizer.eos_token_ids)
+    return LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=eos_token_ids)
 
 
-def _library_tokenizer(tokenizer: Tokenizer) -> LLTokenizer:
-    return LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=list(tokenizer.eos_token_ids))
+def _vocabulary(tokenizer: Tokenizer, library: LLTokenizer, vocab_size: int) -> ConstraintVocabulary:
+    eos_token_ids = tuple(token_id for token_id in tokenizer.eos_token_ids if token_id < vocab_size)
+    text_tokens = [
+        (token_id, library.decode_bytes([token_id]))
+        for token_id in range(min(vocab_size, tokenizer.vocab_size))
+        if not library.is_special_token(token_id)
+    ]
+    to_bytes, is_byte_level = tokenizer.vocabulary.to_bytes, tokenizer.vocabulary.is_byte_level
+    never = (token_id for token_id, spelled in text_tokens if is_byte_level and to_bytes(token_id) != spelled)
+    never_first = (
+        token_id
+        for token_id, spelled in text_tokens
+        if spelled.startswith(b" ") and not is_byte_level and not tokenizer.decode([token_id]).startswith(" ")
+    )
+    return ConstraintVocabulary(vocab_size, tokenizer.vocab_size, eos_token_ids, tuple(never), tuple(never_first))
 
 
 def _grammar(constraint: Constraint) -> str:
@@ -156,9 +171,11 @@ def _grammar_of_choices(constraint: Constraint) -> str:
 
 def _grammar_of_schema(constraint: Constraint) -> str:
     schema = _schema_of(constraint)
-    own = schema.get("x-guidance")
-    if isinstance(own, dict) and own.get("lenient"):
-        _refuse(constraint, "cannot be compiled", "x-guidance asks to be lenient; what is stated here is enforced")
+    own = schema.get("x-guidance", {})
+    if not isinstance(own, dict) or own.get("lenient"):
+        _refuse(constraint, "cannot be compiled", "x-guidance must be an object, and not lenient")
+    if _counts_properties(schema):
+        _refuse(constraint, "cannot be compiled", "minProperties above 1 is not enforced, as names could repeat")
     try:
         return LLMatcher.grammar_from_json_schema(
             constraint.source,
@@ -178,8 +195,27 @@ def _schema_of(constraint: Constraint) -> dict[str, Any]:
     return schema
 
 
+def _counts_properties(schema: object) -> bool:
+    """Whether `minProperties` asks for more than one property beyond those that are required anyhow."""
+    if isinstance(schema, list):
+        return any(map(_counts_properties, schema))
+    if not isinstance(schema, dict):
+        return False
+    least, required = schema.get("minProperties"), schema.get("required")
+    if isinstance(least, int) and least > max(1, len(required) if isinstance(required, list) else 0):
+        return True
+    return any(_counts_properties(value) for key, value in schema.items() if key not in ("const", "enum", "default"))
+
+
 def _refuse(constraint: Constraint, problem: str, detail: str) -> NoReturn:
-    field, detail = f"sampling.{constraint.kind}", detail.strip()[:_MAX_DETAIL_LEN]
+    field, detail = f"sampling.{constraint.kind}", _shortened(detail.strip())
     raise InvalidRequestError(
         f"{field} {problem}: {detail}", Reason.CONSTRAINT_INVALID, {"field": field, "detail": detail}
     )
+
+
+def _shortened(detail: str) -> str:
+    """Return the beginning and the end: between them the library quotes the constraint."""
+    if len(detail) <= _MAX_DETAIL_LEN:
+        return detail
+    return f"{detail[: _MAX_DETAIL_LEN // 2]} … {detail[-_MAX_DETAIL_LEN // 2 :]}"

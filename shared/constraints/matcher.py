@@ -23,13 +23,14 @@ class ConstraintVocabulary:
         vocab_size: logits of the model.
         num_tokens: one more than the tokenizer's highest token id; ids from there on stand for nothing.
         eos_token_ids: the tokens that end a completion.
-        never_first: tokens whose text at the beginning of a completion is not what it is elsewhere, because the
-            tokenizer drops a leading space.
+        never: tokens whose bytes the library takes for others than they are.
+        never_first: tokens that begin with a space, where the tokenizer drops one that begins a completion.
     """
 
     vocab_size: int
     num_tokens: int
     eos_token_ids: tuple[int, ...]
+    never: tuple[int, ...] = ()
     never_first: tuple[int, ...] = ()
 
 
@@ -64,6 +65,7 @@ class ConstraintMatcher:
         self._raise_on_error()  # in its error state the library allows EOS
         mask = np.unpackbits(bits, count=vocabulary.vocab_size, bitorder="little").view(np.bool_)
         mask[vocabulary.num_tokens :] = False
+        mask[list(vocabulary.never)] = False
         self._hold_off_early_end(mask)
         if self._is_beginning:
             mask[list(vocabulary.never_first)] = False
@@ -82,7 +84,7 @@ class ConstraintMatcher:
         self._has_ended = token_id in self._vocabulary.eos_token_ids
         self._is_beginning = False
         if not self._matcher.consume_token(token_id):
-            raise ConstraintError(f"token {token_id} cannot follow: {self._matcher.get_error()}")
+            raise ConstraintError(f"token {token_id} cannot follow: {_cause(self._matcher)}")
 
     def copy(self) -> "ConstraintMatcher":
         """Return one in the same state, which goes its own way from here on."""
@@ -104,4 +106,10 @@ class ConstraintMatcher:
 
     def _raise_on_error(self) -> None:
         if self._matcher.is_error():
-            raise ConstraintError(self._matcher.get_error())
+            raise ConstraintError(_cause(self._matcher))
+
+
+def _cause(matcher: LLMatcher) -> str:
+    """Return the library's message without its own marks; it has a name for "nothing can follow", which says little."""
+    message = matcher.get_error().replace("<non-verbose/>", "").strip()
+    return "no text can follow here" if message.startswith("NoExtension") else message

@@ -185,10 +185,28 @@ def test_threads_share_a_compiler_and_use_their_own_copies(tokenizer: Tokenizer)
         (schema("true"), "json_schema", "must be a JSON object"),
         (schema('{"type": "nothing"}'), "json_schema", "nothing"),
         (schema('{"x-guidance": {"lenient": true}}'), "json_schema", "lenient"),
+        (schema('{"x-guidance": 7}'), "json_schema", "must be an object"),
+        (schema('{"type": "array", "uniqueItems": true}'), "json_schema", "uniqueItems"),
+        (schema('{"not": {"type": "null"}}'), "json_schema", "not"),
+        (schema('{"if": {"type": "null"}, "then": {}}'), "json_schema", "if"),
+        (schema('{"type": "array", "contains": {"type": "null"}}'), "json_schema", "contains"),
+        (schema('{"type": "object", "propertyNames": {"pattern": "a"}}'), "json_schema", "propertyNames"),
+        (schema('{"type": "object", "dependentRequired": {"a": ["b"]}}'), "json_schema", "dependentRequired"),
+        (schema('{"oneOf": [{"type": "integer"}, {"type": "number"}]}'), "json_schema", "oneOf"),
+        (schema('{"items": {"type": "object", "minProperties": 2}}'), "json_schema", "minProperties"),
+        (schema('{"$ref": "https://example.org/schema"}'), "json_schema", "example.org"),
+        (schema('{"type": "string", "format": "iri"}'), "json_schema", "iri"),
+        (schema('{"type": "string", "pattern": "(?=a)b"}'), "json_schema", "look-around"),
+        (schema('{"type": "integer", "minimum": 5, "maximum": 3}'), "json_schema", "greater"),
+        (schema('{"$ref": "#"}'), "json_schema", "no text can follow"),
+        (schema('{"items": ' * 6000 + "{}" + "}" * 6000), "json_schema", "bytes"),
+        (schema('{"a":' * 5000 + "{}" + "}" * 5000), "json_schema", "recursion"),
+        (regex("(" * 30_000 + "a" + ")" * 30_000), "regex", "invalid regex"),
+        (grammar("start: " + "(" * 30_000 + '"a"' + ")" * 30_000), "grammar", "nested"),
         (regex("("), "regex", "unclosed group"),
         (regex(r"(?=a)b"), "regex", "look-around"),
         (regex(r"(a)\1"), "regex", "backreferences"),
-        (regex(r"[^\s\S]"), "regex", "NoExtension"),
+        (regex(r"[^\s\S]"), "regex", "no text can follow"),
         (regex(""), "regex", "0 bytes"),
         (regex("a" * 65_537), "regex", "65537 bytes"),
         (grammar("start: nothing"), "grammar", "nothing"),
@@ -219,3 +237,27 @@ def test_a_model_without_eos_cannot_be_constrained(tokenizer: Tokenizer) -> None
     endless = Tokenizer(tokenizer._backend)
     with pytest.raises(InvalidRequestError, match="no end-of-sequence token"):
         ConstraintCompiler(endless, VOCAB_SIZE).matcher(regex("a"))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "num_tokens"),
+    [
+        (grammar('start: a\na: a a | "x" |'), 1000),
+        (grammar('start: e\ne: x{1,1000}\nx: "x"{1,1000}'), 1200),
+        (regex("x{2}.*x.{2000}y"), 3000),
+    ],
+)
+def test_a_constraint_that_grows_too_complex_ends_in_one_error_not_in_a_hang(
+    compiler: ConstraintCompiler, constraint: Constraint, num_tokens: int
+) -> None:
+    matcher = compiler.matcher(constraint)
+
+    def go_on() -> None:
+        for _ in range(num_tokens):
+            assert matcher.allowed()[ord("x")]
+            matcher.advance(ord("x"))
+
+    with pytest.raises(ConstraintError):
+        go_on()
+    with pytest.raises(ConstraintError):
+        matcher.allowed()
