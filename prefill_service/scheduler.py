@@ -212,7 +212,7 @@ class PrefillScheduler:
         if task.first_needed_token % block_size or not 0 <= task.first_needed_token < prompt_len:
             raise InvalidRequestError(
                 f"first_needed_token is {task.first_needed_token}; needs a multiple of {block_size} below {prompt_len}",
-                Reason.PREFILL_PROTOCOL_VIOLATED,
+                Reason.PREFILL_REQUEST_INVALID,
                 {"first_needed_token": task.first_needed_token, "block_size": block_size},
             )
         largest_id = max((*task.token_ids, *task.banned_token_ids))
@@ -225,7 +225,7 @@ class PrefillScheduler:
         if task.transport not in self._transports:
             raise InvalidRequestError(
                 f"transport {task.transport!r} is not offered; needs one of {sorted(self._transports)}",
-                Reason.PREFILL_PROTOCOL_VIOLATED,
+                Reason.PREFILL_REQUEST_INVALID,
                 {"transport": task.transport},
             )
 

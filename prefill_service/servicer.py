@@ -149,7 +149,7 @@ async def _read_start(requests: AsyncIterator[prefill_pb2.PrefillRequest]) -> pr
     else:
         # The messages of a cancelled call end a moment before it is cancelled itself: that is no fault of the caller.
         await asyncio.sleep(_CANCELLATION_S)
-    raise InvalidRequestError("the first message of a Prefill stream is `start`", Reason.PREFILL_PROTOCOL_VIOLATED)
+    raise InvalidRequestError("the first message of a Prefill stream is `start`", Reason.PREFILL_REQUEST_INVALID)
 
 
 async def _read_acks(
@@ -158,7 +158,7 @@ async def _read_acks(
     async for request in requests:
         if request.WhichOneof("message") != "ack":
             raise InvalidRequestError(
-                "after `start` a Prefill stream has `ack` messages only", Reason.PREFILL_PROTOCOL_VIOLATED
+                "after `start` a Prefill stream has `ack` messages only", Reason.PREFILL_REQUEST_INVALID
             )
         scheduler.acknowledge(job, request.ack.handle_id)
 
@@ -186,7 +186,7 @@ async def _submit(core: PrefillCore, start: prefill_pb2.PrefillStart) -> Prefill
     if not start.HasField("embeddings"):
         return core.scheduler.submit(_task_from_proto(start, vectors=None))
     if start.token_ids:
-        raise InvalidRequestError("`start` has both token_ids and embeddings", Reason.PREFILL_PROTOCOL_VIOLATED)
+        raise InvalidRequestError("`start` has both token_ids and embeddings", Reason.PREFILL_REQUEST_INVALID)
 
     def prepare() -> tuple[PrefillTask, list[bytes]]:
         vectors = embeddings_from_proto(start.embeddings, core.hidden_size, core.max_model_len)

@@ -86,7 +86,7 @@ class KvHandle:
         return self.num_blocks * self.layout.block_bytes
 
     def _malformed(self, detail: str) -> HandleError:
-        return self._refused(detail, Reason.MALFORMED_MESSAGE)
+        return self._refused(detail, Reason.HANDLE_MALFORMED)
 
     def _refused(self, detail: str, reason: Reason) -> HandleError:
         return HandleError(

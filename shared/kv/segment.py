@@ -191,9 +191,9 @@ def _check_file(fd: int, path: Path, expected: Header, layout: KvLayout) -> tupl
     if version != _VERSION:
         raise _not_usable(path, f"version is {version}, not {_VERSION}")
     if layout_digest != expected.layout_digest:
-        raise _not_usable(path, "its KV layout is another one", Reason.HANDSHAKE_MISMATCH)
+        raise _not_usable(path, "its KV layout is another one", Reason.KV_LAYOUT_MISMATCH)
     if epoch.rstrip(b"\0") != expected.epoch.encode():
-        raise _not_usable(path, f"it belongs to another epoch than {expected.epoch}", Reason.EPOCH_STALE)
+        raise _not_usable(path, f"it belongs to another epoch than {expected.epoch}")
     if proof != expected.proof:
         raise _not_usable(path, "its proof is not the one offered")
     num_bytes = Arrangement.of(layout, num_blocks).num_bytes

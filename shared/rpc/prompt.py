@@ -16,13 +16,18 @@ _BFLOAT16_SHIFT = 16
 """A bfloat16 is the upper half of the float32 of the same value."""
 
 
-def check_prompt_len(prompt_len: int, max_model_len: int) -> None:
+def check_prompt_len(prompt_len: int, max_model_len: int, field: str = "prompt") -> None:
     """Refuses a prompt that is empty or leaves no room for an answer.
 
+    Args:
+        prompt_len: tokens of the prompt.
+        max_model_len: most tokens of a prompt and its completion together.
+        field: path of the field that holds the prompt.
+
     Raises:
-        InvalidRequestError: PROMPT_EMPTY or PROMPT_TOO_LONG; metadata: prompt_tokens, max_model_len.
+        InvalidRequestError: PROMPT_EMPTY or PROMPT_TOO_LONG; metadata: field, prompt_tokens, max_model_len.
     """
-    numbers = {"prompt_tokens": prompt_len, "max_model_len": max_model_len}
+    numbers = {"field": field, "prompt_tokens": prompt_len, "max_model_len": max_model_len}
     if prompt_len == 0:
         raise InvalidRequestError("the prompt is empty; needs at least 1 token", Reason.PROMPT_EMPTY, numbers)
     if prompt_len >= max_model_len:
@@ -42,7 +47,7 @@ def embeddings_from_proto(
         InvalidRequestError: PROMPT_EMPTY, PROMPT_TOO_LONG, or EMBEDDINGS_INVALID: a dtype that is none, data of another
             size than that of the vectors or more than can be sent on, or a value that is infinite or no number.
     """
-    check_prompt_len(message.num_tokens, max_model_len)
+    check_prompt_len(message.num_tokens, max_model_len, "embeddings.num_tokens")
     data = message.data  # each access copies
     _check_size(len(data), message, hidden_size)
     if message.dtype == "float32":

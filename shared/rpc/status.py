@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from shared.errors import (
     ERROR_DOMAIN,
     BatonError,
-    CancelledRequestError,
     ConfigError,
     DeadlineError,
     DuplicateRequestError,
@@ -28,12 +28,15 @@ DETAILS_KEY = "grpc-status-details-bin"
 
 _DEFAULT_RETRY_AFTER_S = 1.0
 
+# Where the same service takes work again before long. One that drains does not: another replica may, at once.
+_REASONS_THAT_PASS = (Reason.NOT_READY, Reason.NO_PREFILL_REPLICA)
+
 # A call with more than 8 KiB of metadata loses its status altogether, and errors quote what callers sent. The message
-# goes twice: percent-encoded (at most 3 bytes for one), and with the values in a Status in base64 (4 for 3).
+# goes twice: percent-encoded (at most 3 bytes for one), and with the values in a Status in base64 (4 for 3). The
+# description of a field at fault repeats its beginning.
 _MAX_MESSAGE_BYTES = 1024
 _MAX_VALUE_BYTES = 256
 
-# Of several errors with one status, the last is the one whose reasons are not its default alone.
 STATUS_OF: dict[type[BatonError], grpc.StatusCode] = {
     ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
     ModelLoadError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -42,12 +45,13 @@ STATUS_OF: dict[type[BatonError], grpc.StatusCode] = {
     DuplicateRequestError: grpc.StatusCode.ALREADY_EXISTS,
     QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
-    CancelledRequestError: grpc.StatusCode.CANCELLED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     HandshakeError: grpc.StatusCode.FAILED_PRECONDITION,
     HandleError: grpc.StatusCode.FAILED_PRECONDITION,
     KvTransferError: grpc.StatusCode.DATA_LOSS,
 }
+
+_KIND_OF = {reason: kind for kind in STATUS_OF for reason in kind.reasons}
 
 
 def status_code(error: BatonError) -> grpc.StatusCode:
@@ -61,16 +65,23 @@ def status_message(error: BatonError) -> str:
 
 
 def trailing_metadata(error: BatonError) -> tuple[tuple[str, bytes], ...]:
-    """The error as trailing metadata: a `google.rpc.Status` with ErrorInfo, and RetryInfo where it says when."""
+    """The error as trailing metadata: a `google.rpc.Status` with its details.
+
+    They are ErrorInfo; BadRequest, where a field of the request is at fault; RetryInfo, where it helps to wait.
+    """
     metadata = {key: _cut(value, _MAX_VALUE_BYTES) for key, value in error.metadata.items()}
-    info = error_details_pb2.ErrorInfo(reason=error.reason.value, domain=ERROR_DOMAIN, metadata=metadata)
-    details = [_packed(info)]
-    if isinstance(error, QueueFullError):
+    details: list[Message] = [
+        error_details_pb2.ErrorInfo(reason=error.reason.value, domain=ERROR_DOMAIN, metadata=metadata)
+    ]
+    if isinstance(error, InvalidRequestError | UnimplementedFieldError) and "field" in metadata:
+        details.append(_bad_request(metadata["field"], error.message))
+    retry_after_s = _retry_after_s(error)
+    if retry_after_s is not None:
         delay = duration_pb2.Duration()
-        delay.FromMilliseconds(round(error.retry_after_s * 1000))
-        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+        delay.FromMilliseconds(round(retry_after_s * 1000))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     code: int = status_code(error).value[0]
-    status = status_pb2.Status(code=code, message=status_message(error), details=details)
+    status = status_pb2.Status(code=code, message=status_message(error), details=[_packed(item) for item in details])
     return ((DETAILS_KEY, status.SerializeToString()),)
 
 
@@ -88,16 +99,13 @@ def peer_error(error: grpc.aio.AioRpcError) -> BatonError | None:
     info = error_info(error)
     if info is None or info.reason not in set(Reason):
         return None
-    kinds = [kind for kind, code in STATUS_OF.items() if code == error.code()]
     reason, message, metadata = Reason(info.reason), error.details() or "", dict(info.metadata)
-    if QueueFullError in kinds:
-        return QueueFullError(message, _retry_after_s(error), metadata)
-    if UnimplementedFieldError in kinds:
+    kind = _KIND_OF[reason]
+    if kind is QueueFullError:
+        return QueueFullError(message, _told_retry_after_s(error), metadata)
+    if kind is UnimplementedFieldError:
         return UnimplementedFieldError(metadata.get("field", ""))
-    for kind in kinds:
-        if kind.default_reason is reason:
-            return kind(message, reason, metadata)
-    return kinds[-1](message, reason, metadata) if kinds else None
+    return kind(message, reason, metadata)
 
 
 def _details(error: grpc.aio.AioRpcError) -> Iterator[any_pb2.Any]:
@@ -106,7 +114,7 @@ def _details(error: grpc.aio.AioRpcError) -> Iterator[any_pb2.Any]:
             yield from status_pb2.Status.FromString(value.encode() if isinstance(value, str) else value).details
 
 
-def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
+def _told_retry_after_s(error: grpc.aio.AioRpcError) -> float:
     for detail in _details(error):
         retry = error_details_pb2.RetryInfo()
         if detail.Unpack(retry):
@@ -114,12 +122,23 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
     return _DEFAULT_RETRY_AFTER_S
 
 
+def _retry_after_s(error: BatonError) -> float | None:
+    if isinstance(error, QueueFullError):
+        return error.retry_after_s
+    return _DEFAULT_RETRY_AFTER_S if error.reason in _REASONS_THAT_PASS else None
+
+
+def _bad_request(field: str, message: str) -> error_details_pb2.BadRequest:
+    violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=_cut(message, _MAX_VALUE_BYTES))
+    return error_details_pb2.BadRequest(field_violations=[violation])
+
+
 def _cut(text: str, max_bytes: int) -> str:
     encoded = text.encode()
     return text if len(encoded) <= max_bytes else encoded[: max_bytes - 3].decode(errors="ignore") + "…"
 
 
-def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:
+def _packed(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed

@@ -50,7 +50,7 @@ def check_fetch(handle: KvHandle, destination: KvPool, block_ids: Sequence[int])
     """Check that a handle's blocks can be put into these blocks.
 
     Raises:
-        KvTransferError: the layouts differ (HANDSHAKE_MISMATCH; metadata: field, ours, theirs).
+        KvTransferError: the layouts differ (KV_LAYOUT_MISMATCH; metadata: field, ours, theirs).
         ValueError: `block_ids` are not as many different blocks of `destination`, scratch not counted.
     """
     difference = destination.layout.difference(handle.layout)
@@ -58,7 +58,7 @@ def check_fetch(handle: KvHandle, destination: KvPool, block_ids: Sequence[int])
         field, ours, theirs = difference
         raise KvTransferError(
             f"the KV handle's layout has {field} {theirs}; here it is {ours}",
-            Reason.HANDSHAKE_MISMATCH,
+            Reason.KV_LAYOUT_MISMATCH,
             {"field": field, "ours": ours, "theirs": theirs},
         )
     if len(block_ids) != handle.num_blocks or len(set(block_ids)) != handle.num_blocks:

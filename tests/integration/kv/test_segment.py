@@ -199,8 +199,8 @@ def test_a_header_that_says_otherwise_is_refused(pool: KvPool, offset: int, repl
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"layout": replace(LAYOUT, num_kv_heads=2)}, Reason.HANDSHAKE_MISMATCH),
-        ({"epoch": "e2"}, Reason.EPOCH_STALE),
+        ({"layout": replace(LAYOUT, num_kv_heads=2)}, Reason.KV_LAYOUT_MISMATCH),
+        ({"epoch": "e2"}, Reason.KV_TRANSFER_FAILED),
         ({"epoch": "../e1"}, Reason.KV_TRANSFER_FAILED),
         ({"proof": bytes(16)}, Reason.KV_TRANSFER_FAILED),
         ({"proof": b""}, Reason.KV_TRANSFER_FAILED),

@@ -141,20 +141,28 @@ def test_an_embeddings_prompt_is_its_vectors(text: str, vectors: list[list[float
 SAMPLING, STOPPING = Reason.SAMPLING_INVALID, Reason.STOPPING_INVALID
 REFUSED: list[tuple[str, Reason, dict[str, str]]] = [
     ("", Reason.PROMPT_MISSING, {}),
-    ("text: ''", Reason.PROMPT_EMPTY, {"prompt_tokens": "0", "max_model_len": "20"}),
-    ("token_ids {}", Reason.PROMPT_EMPTY, {"prompt_tokens": "0", "max_model_len": "20"}),
-    ("text: '12345678901234567890'", Reason.PROMPT_TOO_LONG, {"prompt_tokens": "20", "max_model_len": "20"}),
+    ("text: ''", Reason.PROMPT_EMPTY, {"field": "prompt", "prompt_tokens": "0", "max_model_len": "20"}),
+    ("token_ids {}", Reason.PROMPT_EMPTY, {"field": "prompt", "prompt_tokens": "0", "max_model_len": "20"}),
+    (
+        "text: '12345678901234567890'",
+        Reason.PROMPT_TOO_LONG,
+        {"field": "prompt", "prompt_tokens": "20", "max_model_len": "20"},
+    ),
     (
         "token_ids {ids: [1, 272]}",
         Reason.TOKEN_ID_OUT_OF_RANGE,
         {"token_id": "272", "position": "1", "vocab_size": "272"},
     ),
     ("chat {}", Reason.CHAT_INVALID, {"field": "chat.messages"}),
-    ("embeddings {}", Reason.PROMPT_EMPTY, {"prompt_tokens": "0", "max_model_len": "20"}),
+    (
+        "embeddings {}",
+        Reason.PROMPT_EMPTY,
+        {"field": "embeddings.num_tokens", "prompt_tokens": "0", "max_model_len": "20"},
+    ),
     (
         "embeddings {num_tokens: 20 dtype: 'int3'}",
         Reason.PROMPT_TOO_LONG,
-        {"prompt_tokens": "20", "max_model_len": "20"},
+        {"field": "prompt", "prompt_tokens": "20", "max_model_len": "20"},
     ),
     (
         "embeddings {num_tokens: 2 dtype: 'float32' data: '1234567'}",

@@ -79,7 +79,7 @@ async def test_bad_fetches_are_refused_before_a_byte_moves(
         KvTransferError, match="the KV handle's layout has dtype bfloat16; here it is float32"
     ) as layout:
         await transport.fetch(replace(handle, layout=replace(LAYOUT, dtype="bfloat16")), target, [1, 2])
-    assert layout.value.reason is Reason.HANDSHAKE_MISMATCH
+    assert layout.value.reason is Reason.KV_LAYOUT_MISMATCH
     assert layout.value.metadata == {"field": "dtype", "ours": "float32", "theirs": "bfloat16"}
     for block_ids in ([1], [1, 1], [0, 1], [1, 4], [1, -1], [1, 2, 3]):
         with pytest.raises(ValueError, match=r"cannot be put into|are not all in"):

@@ -30,13 +30,13 @@ REFUSED: dict[str, tuple[dict[str, Any], Reason, str, dict[str, str]]] = {
     ),
     "inside a block": (
         {"first_needed_token": 2},
-        Reason.PREFILL_PROTOCOL_VIOLATED,
+        Reason.PREFILL_REQUEST_INVALID,
         "first_needed_token is 2; needs a multiple of 4 below 8",
         {"first_needed_token": "2", "block_size": "4"},
     ),
     "nothing needed": (
         {"first_needed_token": 8},
-        Reason.PREFILL_PROTOCOL_VIOLATED,
+        Reason.PREFILL_REQUEST_INVALID,
         "first_needed_token is 8; needs a multiple of 4 below 8",
         {"first_needed_token": "8", "block_size": "4"},
     ),
@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Reason, str, dict[str, str]]] = {
     ),
     "transport": (
         {"transport": "pigeon"},
-        Reason.PREFILL_PROTOCOL_VIOLATED,
+        Reason.PREFILL_REQUEST_INVALID,
         "transport 'pigeon' is not offered; needs one of ['grpc', 'local']",
         {"transport": "pigeon"},
     ),

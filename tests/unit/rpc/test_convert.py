@@ -72,7 +72,7 @@ def test_a_handle_that_contradicts_itself_is_refused() -> None:
     message.end_token = 20
     with pytest.raises(HandleError) as caught:
         handle_from_proto(message)
-    assert caught.value.reason is Reason.MALFORMED_MESSAGE
+    assert caught.value.reason is Reason.HANDLE_MALFORMED
 
 
 def test_an_empty_handle_is_refused() -> None:

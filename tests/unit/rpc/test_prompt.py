@@ -148,7 +148,7 @@ def test_the_first_value_that_is_not_finite_is_named(bits: int, value: str, dtyp
 
 
 def test_the_length_is_checked_before_the_data() -> None:
-    numbers: dict[str, Any] = {"max_model_len": "10"}
+    numbers: dict[str, Any] = {"field": "embeddings.num_tokens", "max_model_len": "10"}
     error = refusal(pb.Embeddings(num_tokens=2**32 - 1, dtype="int3", data=b"1"), 2)
     assert (error.reason, error.metadata) == (Reason.PROMPT_TOO_LONG, {**numbers, "prompt_tokens": "4294967295"})
     error = refusal(pb.Embeddings(), 2)

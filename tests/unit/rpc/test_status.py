@@ -1,8 +1,13 @@
+from base64 import b64encode
+from collections import Counter
 from collections.abc import Sequence
+from urllib.parse import quote
 
 import grpc
 import pytest
 from google.protobuf import any_pb2
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from shared import errors
@@ -64,7 +69,7 @@ def details_of(error: BatonError) -> status_pb2.Status:
 
 def test_every_error_has_a_status() -> None:
     assert set(KINDS) == set(STATUS_OF)
-    assert len(KINDS) == 12
+    assert len(KINDS) == 11
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,9 +88,9 @@ def test_an_error_comes_through_a_call_unchanged(kind: type[BatonError]) -> None
         (HandleError, Reason.EPOCH_STALE),
         (HandleError, Reason.HANDLE_OUT_OF_RANGE),
         (HandleError, Reason.HANDLE_REPEATED),
-        (HandleError, Reason.MALFORMED_MESSAGE),
+        (HandleError, Reason.HANDLE_MALFORMED),
         (KvTransferError, Reason.KV_CHECKSUM_MISMATCH),
-        (KvTransferError, Reason.HANDSHAKE_MISMATCH),
+        (KvTransferError, Reason.KV_LAYOUT_MISMATCH),
         (InvalidRequestError, Reason.PROMPT_TOO_LONG),
         (UnavailableError, Reason.DRAINING),
         (ConfigError, Reason.CONFIG_INVALID),
@@ -164,3 +169,63 @@ def test_values_are_cut_too() -> None:
     back = peer_error(received(error))
     assert back is not None
     assert back.metadata == {"fits": "x" * 256, "long": "x" * 253 + "…"}
+
+
+def unpacked(error: BatonError, kind: type[Message]) -> list[Message]:
+    """The details of one kind."""
+    found = []
+    for packed in details_of(error).details:
+        detail = kind()
+        if packed.Unpack(detail):
+            found.append(detail)
+    return found
+
+
+def test_a_refused_field_is_a_bad_request_too() -> None:
+    error = InvalidRequestError(
+        "top_p is 2, and must be in (0, 1]", Reason.SAMPLING_INVALID, {"field": "sampling.top_p"}
+    )
+    (bad_request,) = unpacked(error, error_details_pb2.BadRequest)
+    violation = error_details_pb2.BadRequest.FieldViolation(
+        field="sampling.top_p", description="top_p is 2, and must be in (0, 1]"
+    )
+    assert bad_request == error_details_pb2.BadRequest(field_violations=[violation])
+
+
+def test_a_field_that_two_services_differ_in_is_no_bad_request() -> None:
+    error = HandshakeError("dtype differs", metadata={"field": "dtype", "ours": "float32", "theirs": "bfloat16"})
+    assert unpacked(error, error_details_pb2.BadRequest) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "seconds"),
+    [
+        (Reason.NOT_READY, [1]),
+        (Reason.NO_PREFILL_REPLICA, [1]),
+        (Reason.DRAINING, []),
+        (Reason.ENGINE_FAILED, []),
+        (Reason.PREFILL_FAILED, []),
+    ],
+)
+def test_it_is_said_where_waiting_helps(reason: Reason, seconds: list[int]) -> None:
+    found = unpacked(UnavailableError("not now", reason), error_details_pb2.RetryInfo)
+    assert found == [error_details_pb2.RetryInfo(retry_delay=Duration(seconds=value)) for value in seconds]
+
+
+def test_the_longest_error_with_a_field_fits_into_a_calls_metadata() -> None:
+    """8 KiB: the message percent-encoded, the details in base64, keys and 32 bytes an entry as HTTP/2 counts."""
+    text = "é" * 5000
+    error = InvalidRequestError(text, metadata={"field": text, "value": text, "bounds": text, "detail": text})
+    ((key, value),) = trailing_metadata(error)
+    message = quote(status_message(error), safe="")
+    entries = {key: b64encode(value), "grpc-message": message, "grpc-status": "3"}
+    assert sum(len(name) + len(content) + 32 for name, content in entries.items()) < 8192
+
+
+def test_each_reason_belongs_to_one_kind_of_error() -> None:
+    assert Counter(reason for kind in KINDS for reason in kind.reasons) == Counter(Reason)
+
+
+def test_a_reason_of_another_kind_of_error_cannot_be_raised() -> None:
+    with pytest.raises(AssertionError, match="HandleError has no reason QUEUE_FULL"):
+        HandleError("wrong", Reason.QUEUE_FULL)
