@@ -56,8 +56,8 @@ class CompletionText:
     def _show(self, text: str) -> None:
         if text:
             self._open()
+            self._last = text  # before it is written: Ctrl-C may come at once, and the line is ended all the same
             self._write(text)
-            self._last = text
 
     def _open(self) -> None:
         if self._has_headings and not self._is_open:
