@@ -18,9 +18,9 @@ from cli.batch_output import BatchOutput, Source
 from cli.batch_tally import BatchBar, Tally
 from cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
 from cli.failures import plain_failures, print_error
+from decode_service.answers import TextOf, events_to_proto
 from decode_service.offline import OfflineEngine, OfflineFailure, OfflineResult
 from decode_service.request import GenerationRequest
-from decode_service.translate import completion_to_proto
 from shared.config.load import load_decode, load_serving
 from shared.config.services import DecodeServiceConfig
 from shared.config.serving import ServingConfig
@@ -111,7 +111,7 @@ class Answering:
             if isinstance(outcome, OfflineFailure):
                 self._fail(asked.line, outcome.error)
             else:
-                answer = _response(outcome, asked.wants_token_ids)
+                answer = _response(outcome, asked.wants_token_ids, self._engine.model.text_of)
                 self._output.put(asked.line, outcome.request.request_id, {"response": answer})
                 self._tally.note_result(outcome)
             yield
@@ -135,10 +135,8 @@ class Answering:
         self._tally.note_failure(line, error)
 
 
-def _response(result: OfflineResult, wants_token_ids: bool) -> dict[str, Any]:
-    message = completion_to_proto(
-        result.request.request_id, list(result.deltas), result.finish, result.usage, wants_token_ids
-    )
+def _response(result: OfflineResult, wants_token_ids: bool, text_of: TextOf) -> dict[str, Any]:
+    message = events_to_proto(result.events, wants_token_ids, text_of)
     return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 

@@ -12,20 +12,21 @@ The life of a request here:
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 
 import torch
 
-from decode_service.admission import check_fits
-from decode_service.request import Delta, GenerationRequest, Usage
-from decode_service.sequences import sequence_of
+from decode_service.admission import check_fits, reserve_blocks
+from decode_service.completion import begin_completions
+from decode_service.lanes import Lanes, copy_block
+from decode_service.live import LiveRequest, PromptComputed
+from decode_service.request import Delta, Finished, GenerationEvent, GenerationRequest, Usage
 from shared.config.resolve import ResolvedServing
-from shared.errors import BatonError, InvalidRequestError, Reason, UnavailableError
-from shared.text.output import OutputStream
+from shared.errors import BatonError, InvalidRequestError
 from shared.text.stopping import Finish
 from shared.worker.engine import Engine, token_walk
-from shared.worker.ledger import BlockLedger, Reservation
 from shared.worker.sequence import Sequence
-from shared.worker.stepper import ChunkLanded, Retired, SequenceEvent, Stepper, TokenSampled
+from shared.worker.stepper import Retired, Stepper
 from shared.worker.walks import WalkChoice
 
 
@@ -35,26 +36,41 @@ class OfflineResult:
 
     Attributes:
         index: place of the request in the input, from 0.
-        deltas: the completion, token by token.
+        events: what a stream would have told, token by token.
         final_logits: float32 [vocab_size], of the prompt's last token; None unless they were asked for.
     """
 
     index: int
     request: GenerationRequest
-    deltas: tuple[Delta, ...]
-    finish: Finish
-    usage: Usage
+    events: tuple[GenerationEvent, ...]
     final_logits: torch.Tensor | None = None
 
     @property
     def text(self) -> str:
-        """The completion."""
-        return "".join(delta.text for delta in self.deltas)
+        """The first completion."""
+        return self.text_of(0)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The completion's tokens."""
-        return tuple(token_id for delta in self.deltas for token_id in delta.token_ids)
+        """The first completion's tokens."""
+        return tuple(token_id for delta in self._deltas(0) for token_id in delta.token_ids)
+
+    @property
+    def finish(self) -> Finish:
+        """How the first completion ended."""
+        return next(event.finish for event in self.events if isinstance(event, Finished) and event.index == 0)
+
+    @property
+    def usage(self) -> Usage:
+        """Counts and times, over all completions."""
+        return next(event for event in self.events if isinstance(event, Usage))
+
+    def text_of(self, index: int) -> str:
+        """A completion."""
+        return "".join(delta.text for delta in self._deltas(index))
+
+    def _deltas(self, index: int) -> Iterator[Delta]:
+        return (event for event in self.events if isinstance(event, Delta) and event.index == index)
 
 
 @dataclass(frozen=True)
@@ -69,77 +85,77 @@ class OfflineFailure:
 Outcome = OfflineResult | OfflineFailure
 
 
-@dataclass(frozen=True)
-class _Pending:
-    """A request that waits for room, and since when; its hashes are made once, however long it waits."""
+@dataclass(eq=False)
+class _Asked:
+    """An admitted request and what has been told of it."""
 
     index: int
-    request: GenerationRequest
-    taken_s: float
+    live: LiveRequest
+    events: list[GenerationEvent] = field(default_factory=list)
+    final_logits: torch.Tensor | None = None
+    error: BatonError | None = None
+
+    def outcome(self) -> Outcome:
+        """What came of it."""
+        request = self.live.request
+        if self.error is not None:
+            return OfflineFailure(self.index, request, self.error)
+        self.events.append(self.live.usage(kv_transfer_s=0.0))
+        return OfflineResult(self.index, request, tuple(self.events), self.final_logits)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A request that waits for room; its hashes and its beginning are made once, however long it waits."""
+
+    asked: _Asked
     block_hashes: list[bytes]
 
 
 class _Intake:
     """The requests to come; the next one can be looked at before it is taken."""
 
-    def __init__(self, requests: Iterable[GenerationRequest], ledger: BlockLedger) -> None:
+    def __init__(self, requests: Iterable[GenerationRequest], engine: Engine) -> None:
         self._requests = enumerate(requests)
-        self._ledger = ledger
-        self._next: _Pending | None = None
+        self._engine = engine
+        self._next: _Pending | OfflineFailure | None = None
 
-    def peek(self) -> _Pending | None:
-        """The next request; None when all were taken."""
+    def peek(self) -> _Pending | OfflineFailure | None:
+        """The next request, or why it cannot be completed; None when all were taken."""
         if self._next is None and (item := next(self._requests, None)) is not None:
-            index, request = item
-            taken_s = time.monotonic()
-            prompt = (request.prompt_token_ids, request.cache_salt, request.input_embeddings)
-            self._next = _Pending(index, request, taken_s, self._ledger.prompt_hashes(*prompt))
+            try:
+                self._next = self._begin(*item)
+            except InvalidRequestError as error:
+                self._next = OfflineFailure(*item, error)
         return self._next
 
     def take(self) -> None:
         """Goes on to the one after."""
         self._next = None
 
+    def _begin(self, index: int, request: GenerationRequest) -> _Pending:
+        # A name of its own, as the requests' ids may be equal.
+        live = LiveRequest.arrived(request, str(index), time.monotonic(), inf)
+        live.completions = begin_completions(request, self._engine.tokenizer)
+        check_fits(self._engine.ledger, request, len(live.unfinished))
+        prompt = (request.input_token_ids, request.cache_salt, request.input_embeddings)
+        return _Pending(_Asked(index, live), self._engine.ledger.prompt_hashes(*prompt))
 
-@dataclass(eq=False)
-class _Live:
-    """An admitted request and what has become of it. Times are of the monotonic clock."""
 
-    pending: _Pending
-    reservation: Reservation
-    output: OutputStream
-    token_ids: list[int]
-    admitted_s: float
-    num_cached_tokens: int
-    deltas: list[Delta] = field(default_factory=list)
-    finish: Finish | None = None
-    final_logits: torch.Tensor | None = None
-    first_token_s: float = 0.0
+class _HandSteps:
+    """Sequences go to the stepper at once; what it retires early is told with the next step."""
 
-    def result(self) -> OfflineResult:
-        """What came of it; it must have finished."""
-        assert self.finish is not None, "retired without a finish"
-        return OfflineResult(
-            self.pending.index,
-            self.pending.request,
-            tuple(self.deltas),
-            self.finish,
-            self._usage(),
-            self.final_logits,
-        )
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+        self.retired: list[Retired] = []
 
-    def _usage(self) -> Usage:
-        taken_s = self.pending.taken_s
-        return Usage(
-            prompt_len=self.pending.request.prompt_len,
-            num_completion_tokens=len(self.deltas),
-            num_cached_tokens=self.num_cached_tokens,
-            queue_s=self.admitted_s - taken_s,
-            prefill_s=self.first_token_s - self.admitted_s,
-            kv_transfer_s=0.0,
-            first_token_s=self.first_token_s - taken_s,
-            total_s=time.monotonic() - taken_s,
-        )
+    def submit(self, sequence: Sequence) -> None:
+        """See `decode_service.lanes.Steps`."""
+        self._stepper.add(sequence)
+
+    def cancel(self, request_id: str) -> None:
+        """See `decode_service.lanes.Steps`."""
+        self.retired += self._stepper.drop(request_id)
 
 
 class Batch:
@@ -161,11 +177,13 @@ class Batch:
         prefill = token_walk(resolved, resolved.offline_walk("prefill", "prefill_text"))
         walks = WalkChoice(prefill, decode="decode")
         self._stepper = Stepper(engine.runner, walks, self._note_logits if keep_logits else None)
-        self._live: dict[str, _Live] = {}
+        self._steps = _HandSteps(self._stepper)
+        self._lanes = Lanes(engine, self._steps, engine.ledger.release, on_token=lambda: None)
+        self._asked: dict[str, _Asked] = {}
 
     def run(self, requests: Iterable[GenerationRequest]) -> Iterator[Outcome]:
         """Takes requests as there is room; yields each as it is done."""
-        intake = _Intake(requests, self._engine.ledger)
+        intake = _Intake(requests, self._engine)
         while True:
             yield from self._admit_from(intake)
             if self._stepper.is_idle:
@@ -173,85 +191,72 @@ class Batch:
             events = self._stepper.step()
             if self._on_step is not None:
                 self._on_step()
-            for event in events:
-                yield from self._take(event)
+            self._lanes.on_events(events)
+            for asked in list(self._asked.values()):
+                yield from self._follow(asked)
 
     def close(self) -> None:
         """Frees what is left."""
-        for live in self._live.values():
-            self._engine.ledger.release(live.reservation)
-        self._live.clear()
+        for asked in self._asked.values():
+            self._lanes.close(asked.live)
+        self._lanes.on_events(self._steps.retired)
+        self._asked.clear()
 
-    def _admit_from(self, intake: _Intake) -> Iterator[OfflineFailure]:
-        """Admits while there is room; yields those that there will never be room for."""
-        while len(self._live) < self._max_num_seqs and (pending := intake.peek()) is not None:
-            try:
-                check_fits(self._engine.ledger, pending.request)
-            except InvalidRequestError as error:
-                yield OfflineFailure(pending.index, pending.request, error)
+    def _admit_from(self, intake: _Intake) -> Iterator[Outcome]:
+        """Admits while there is room; yields those that cannot be completed, or that are complete already."""
+        while (pending := intake.peek()) is not None:
+            if isinstance(pending, OfflineFailure):
+                yield pending
+            elif self._admit(pending.asked, pending.block_hashes):
+                yield from self._follow(pending.asked)
             else:
-                if not self._admit(pending):
-                    return
+                return
             intake.take()
 
-    def _admit(self, pending: _Pending) -> bool:
-        request, ledger = pending.request, self._engine.ledger
-        reservation = ledger.reserve_hashed(pending.block_hashes, request.prompt_len, request.max_total_len)
-        if reservation is None:
+    def _admit(self, asked: _Asked, block_hashes: list[bytes]) -> bool:
+        live = asked.live
+        request, num_completions = live.request, len(live.unfinished)
+        num_rows = sum(len(other.live.lanes) for other in self._asked.values())
+        if num_rows + num_completions > self._max_num_seqs:
             return False
-        # An id of its own, as the requests' own may be equal.
-        name = str(pending.index)
-        room = request.max_total_len - request.prompt_len
-        self._live[name] = _Live(
-            pending=pending,
-            reservation=reservation,
-            output=OutputStream(self._engine.tokenizer, request.stopping, request.skip_special_tokens, room),
-            token_ids=list(request.prompt_token_ids),
-            admitted_s=time.monotonic(),
-            num_cached_tokens=reservation.num_cached_tokens,
-        )
-        self._stepper.add(
-            sequence_of(
-                request,
-                self._engine,
-                reservation,
-                name=name,
-                token_ids=request.prompt_token_ids,
-                num_computed_tokens=reservation.num_cached_tokens,
-            )
-        )
+        num_cached_tokens = 0
+        if num_completions:
+            reservations = reserve_blocks(self._engine.ledger, request, block_hashes, num_completions)
+            if reservations is None:
+                return False
+            self._lanes.open(live, reservations)
+            num_cached_tokens = reservations[0].num_cached_tokens
+            self._lanes.start(live, num_cached_tokens)
+        live.admitted_s = time.monotonic()
+        self._asked[live.name] = asked
+        if request.prompt_logprobs is None:
+            asked.events += live.begin(num_cached_tokens)
         return True
 
-    def _take(self, event: SequenceEvent) -> Iterator[Outcome]:
-        match event:
-            case ChunkLanded(name, num_computed_tokens):
-                self._engine.ledger.commit(self._live[name].reservation, num_computed_tokens)
-            case TokenSampled(name, token_id):
-                self._push(self._live[name], token_id)
-                if self._live[name].finish is not None:
-                    yield from (self._retire(retired) for retired in self._stepper.drop(name))
-            case Retired():
-                yield self._retire(event)
+    def _follow(self, asked: _Asked) -> Iterator[Outcome]:
+        """Takes what is new of a request; yields it if it is done."""
+        live = asked.live
+        while not live.news.empty() and asked.error is None:
+            match live.news.get_nowait():
+                case PromptComputed():
+                    copy_block(self._engine.pool, self._lanes.open_blocks(live))
+                    self._lanes.part(live)
+                case BatonError() as error:
+                    asked.error = error
+                case drawn:
+                    live.first_token_s = live.first_delta_s = live.first_token_s or time.monotonic()
+                    asked.events += [] if live.has_started else live.begin(0)
+                    asked.events += self._lanes.push(live, drawn)
+        if asked.error is not None or not live.unfinished:
+            self._lanes.close(live)
+            del self._asked[live.name]
+            yield asked.outcome()
+        self._take_retired()
 
-    def _push(self, live: _Live, token_id: int) -> None:
-        live.first_token_s = live.first_token_s or time.monotonic()
-        live.token_ids.append(token_id)
-        delta = live.output.push(token_id)
-        live.deltas.append(Delta(delta.text, delta.token_ids))
-        live.finish = delta.finish
-
-    def _retire(self, retired: Retired) -> Outcome:
-        live = self._live.pop(retired.request_id)
-        request, ledger = live.pending.request, self._engine.ledger
-        if retired.error is None:
-            computed = live.token_ids[: retired.num_computed_tokens]
-            ledger.share(live.reservation, computed, request.cache_salt, request.input_embeddings)
-        ledger.release(live.reservation)
-        if retired.error is not None:
-            error = UnavailableError(f"a step failed: {retired.error}", Reason.ENGINE_FAILED)
-            return OfflineFailure(live.pending.index, request, error)
-        return live.result()
+    def _take_retired(self) -> None:
+        retired, self._steps.retired = self._steps.retired, []
+        self._lanes.on_events(retired)
 
     def _note_logits(self, sequence: Sequence, logits: torch.Tensor) -> None:
-        if sequence.num_generated == 0:
-            self._live[sequence.request_id].final_logits = logits.clone()
+        if sequence.num_computed_tokens < sequence.prompt_len:
+            self._asked[sequence.request_id].final_logits = logits.clone()

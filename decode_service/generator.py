@@ -1,6 +1,6 @@
 """A request from admission to its last token. Runs on the event loop; the step loop computes.
 
-Lifetimes of a request's blocks:
+Lifetimes of a completion's blocks:
 
     reserved ──prompt here (fetched, or to compute)──▶ computing ──Retired──▶ released
         └────────── left before computing ──────────────────────────────────▶ released
@@ -9,64 +9,31 @@ Lifetimes of a request's blocks:
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
-
-import structlog
+from contextlib import aclosing
+from functools import partial
 
 from decode_service.admission import Admission
-from decode_service.prefill_stream import Accepted, FirstToken, KvProgress, PrefillWork
+from decode_service.completion import Completion, Drawn, begin_completions
+from decode_service.lanes import Lanes, copy_block
+from decode_service.live import LiveRequest, PromptComputed, too_late, until_deadline
+from decode_service.prefill_stream import Accepted, KvProgress, PrefillWork, PromptLogprobs
 from decode_service.remote_prefill import RemotePrefill
-from decode_service.request import Delta, Finished, GenerationEvent, GenerationRequest, Started, Usage
-from decode_service.sequences import sequence_of
+from decode_service.request import GenerationEvent, GenerationRequest
 from shared.config.services import DecodeServiceConfig
-from shared.errors import (
-    BatonError,
-    DeadlineError,
-    DuplicateRequestError,
-    Reason,
-    UnavailableError,
-)
+from shared.constraints.matcher import ConstraintError
+from shared.errors import BatonError, DuplicateRequestError, Reason, UnavailableError
+from shared.kv.transports.copier import Copier
 from shared.telemetry.metrics import ServiceMetrics
-from shared.text.output import OutputStream
-from shared.text.stopping import Finish, banned_token_ids
+from shared.text.stopping import banned_token_ids
 from shared.worker.engine import Engine
-from shared.worker.ledger import Reservation
-from shared.worker.step_loop import (
-    ChunkLanded,
-    LoopStopped,
-    Retired,
-    StepEvent,
-    StepLoop,
-    TokenSampled,
-    loop_stopped_error,
-)
-
-log = structlog.get_logger()
-
-
-@dataclass
-class LiveRequest:
-    """A request and what has become of it. `sampled` holds at most one item a token, and two errors."""
-
-    request: GenerationRequest
-    arrived_s: float
-    deadline_s: float
-    sampled: asyncio.Queue[int | BatonError]
-    token_ids: list[int]
-    reservation: Reservation | None = None
-    admitted_s: float = 0.0
-    first_token_s: float = 0.0
-    first_delta_s: float = 0.0
-    num_cached_tokens: int = 0
-    is_computing: bool = False
-    is_closed: bool = False
+from shared.worker.step_loop import StepEvent, StepLoop
 
 
 class Generator:
     """Generates for many requests at once.
 
     Args:
+        copier: copies blocks where completions of one prompt part.
         local_prefill_max_tokens: a prompt with no more uncached tokens is computed here; None: every prompt.
     """
 
@@ -77,22 +44,25 @@ class Generator:
         step_loop: StepLoop,
         admission: Admission,
         remote: RemotePrefill,
+        copier: Copier,
         local_prefill_max_tokens: int | None,
         metrics: ServiceMetrics,
     ) -> None:
         self._config = config
         self._engine = engine
-        self._step_loop = step_loop
         self._admission = admission
         self._remote = remote
         self._local_prefill_max_tokens = local_prefill_max_tokens
         self._metrics = metrics
+        self._copier = copier
+        self._lanes = Lanes(engine, step_loop, admission.release, metrics.generated_tokens.inc)
         self._ttft = metrics.latency("ttft_seconds", "Arrival to first token.")
         self._live: dict[str, LiveRequest] = {}
-        self._failure: str | None = None
 
     async def generate(self, request: GenerationRequest, timeout_s: float | None) -> AsyncGenerator[GenerationEvent]:
-        """Started, deltas, Finished, Usage. Closing the iterator early frees everything the request holds.
+        """Started; deltas, and Finished after the last of each completion; Usage.
+
+        Closing the iterator early frees everything the request holds.
 
         Args:
             request: validated.
@@ -101,238 +71,185 @@ class Generator:
         Raises:
             DuplicateRequestError: a live request has this id; it is not disturbed.
             QueueFullError: try again later.
-            InvalidRequestError: the pool can never hold the request.
+            InvalidRequestError: the pool can never hold the request, or it resumes what it cannot have generated.
             UnavailableError: no prefill replica, or all attempts failed, or the step loop has.
             KvTransferError: KV was lost, and the policy is to fail.
             DeadlineError: time ran out.
         """
-        limit_s = self._config.request_timeout_s if timeout_s is None else timeout_s
-        live = self._enter(request, limit_s)
+        live = self._enter(request, self._config.request_timeout_s if timeout_s is None else timeout_s)
         try:
-            async with _deadline(live):
-                live.reservation = await self._admission.reserve(request)
-            self._require_step_loop()
+            async with until_deadline(live):
+                live.completions = await self._begin(request)
+                if live.unfinished:
+                    self._lanes.open(live, await self._admission.reserve(request, len(live.unfinished)))
             live.admitted_s = time.monotonic()
             self._metrics.prompt_tokens.inc(request.prompt_len)
-            self._metrics.cached_tokens.inc(live.reservation.num_cached_tokens)
-            async with aclosing(self._run(live, live.reservation)) as events:
+            async with aclosing(self._run(live)) as events:
                 async for event in events:
                     yield event
         finally:
-            self._leave(live)
+            if self._lanes.close(live):
+                self._forget(live)
 
     def on_events(self, events: list[StepEvent]) -> None:
         """Takes what one step did."""
-        for event in events:
-            match event:
-                case ChunkLanded(request_id, num_computed_tokens):
-                    live = self._live[request_id]
-                    assert live.reservation is not None
-                    self._engine.ledger.commit(live.reservation, num_computed_tokens)
-                case TokenSampled(request_id, token_id):
-                    live = self._live[request_id]
-                    live.token_ids.append(token_id)
-                    live.sampled.put_nowait(token_id)
-                    self._metrics.generated_tokens.inc()
-                case Retired(request_id, error, num_computed_tokens):
-                    self._retire(self._live[request_id], error, num_computed_tokens)
-                case LoopStopped(error):
-                    self._fail_all(error or "the service stops")
+        for live in self._lanes.on_events(events):
+            self._forget(live)
 
     @property
     def num_live(self) -> int:
         """Requests that are queued, computing, or ending."""
         return len(self._live)
 
-    async def _run(self, live: LiveRequest, reservation: Reservation) -> AsyncGenerator[GenerationEvent]:
-        request = live.request
-        room = request.max_total_len - request.prompt_len
-        output = OutputStream(self._engine.tokenizer, request.stopping, request.skip_special_tokens, room)
-        progress = KvProgress(reservation.num_cached_tokens)
-        finish: Finish | None = None
-        async with aclosing(self._tokens(live, reservation, progress)) as tokens:
-            async for event in tokens:
-                if isinstance(event, Started):
-                    live.num_cached_tokens = event.num_cached_tokens
-                    yield event
-                    continue
-                delta = output.push(event)
-                self._note_first_delta(live)
-                yield Delta(delta.text, delta.token_ids)
-                finish = delta.finish
-                if finish is not None:
-                    break
-        assert finish is not None, "the tokens ended without a finish"
-        yield Finished(finish)
-        yield self._usage(live, output.num_generated, progress)
+    async def _begin(self, request: GenerationRequest) -> list[Completion]:
+        if request.matcher is None and not request.resumed:
+            return begin_completions(request, self._engine.tokenizer)
+        return await asyncio.to_thread(begin_completions, request, self._engine.tokenizer)
 
-    async def _tokens(
-        self, live: LiveRequest, reservation: Reservation, progress: KvProgress
-    ) -> AsyncGenerator[Started | int]:
-        """Started, then every generated token, whoever computes it."""
+    async def _run(self, live: LiveRequest) -> AsyncGenerator[GenerationEvent]:
+        progress = KvProgress(0)
+        async with aclosing(self._events(live, progress)) as events:
+            async for event in events:
+                if isinstance(event, Drawn):
+                    for told in self._push(live, event):
+                        yield told
+                else:
+                    yield event
+                if not live.unfinished:
+                    break
+        assert not live.unfinished, "the tokens ended before the completions did"
+        yield live.usage(progress.transfer_s)
+
+    def _push(self, live: LiveRequest, drawn: Drawn) -> list[GenerationEvent]:
+        told = self._lanes.push(live, drawn)
+        if not live.first_delta_s:
+            live.first_delta_s = time.monotonic()
+            self._ttft.observe(live.first_delta_s - live.arrived_s)
+        return told
+
+    async def _events(self, live: LiveRequest, progress: KvProgress) -> AsyncGenerator[GenerationEvent | Drawn]:
+        """What is told at the start, then every generated token, whoever computes it."""
         request = live.request
+        if not live.lanes:
+            for told in live.begin(0):
+                yield told
+            return
+        self._lanes.require_steps()
+        reservation = live.lanes[0].reservation
+        assert reservation is not None
+        progress.num_fetched_tokens = reservation.num_cached_tokens
+        self._metrics.cached_tokens.inc(reservation.num_cached_tokens)
         limit = self._local_prefill_max_tokens
-        if limit is None or request.prompt_len - progress.num_fetched_tokens <= limit:
-            yield Started(request.request_id, request.prompt_len, progress.num_fetched_tokens)
-        else:
+        if limit is not None and request.input_len - progress.num_fetched_tokens > limit:
             # Closed before the blocks are: a fetch may still be writing to them when the first token ends the text.
-            async with aclosing(self._follow_prefill(live, reservation, progress)) as events:
+            async with aclosing(self._follow_prefill(live, progress)) as events:
                 async for event in events:
                     yield event
-        self._submit(live, reservation, progress.num_fetched_tokens)
+        num_computed_tokens = progress.num_fetched_tokens
+        if not live.has_started:
+            if request.prompt_logprobs is None:
+                for told in live.begin(num_computed_tokens):
+                    yield told
+            else:
+                num_computed_tokens = 0  # what was fetched has no log-probabilities
+        await self._start(live, num_computed_tokens)
         # One timer a request: a timeout around each wait would cost more than the wait.
         timer = asyncio.get_running_loop().call_at(live.deadline_s, _expire, live)
         try:
             while True:
-                sampled = await live.sampled.get()
-                if isinstance(sampled, BatonError):
-                    raise sampled
+                news = await live.news.get()
+                if isinstance(news, BatonError):
+                    raise news
                 if time.monotonic() >= live.deadline_s:
-                    raise _too_late(live)
+                    raise too_late(live)
+                if isinstance(news, PromptComputed):
+                    await self._part(live)
+                    continue
                 live.first_token_s = live.first_token_s or time.monotonic()
-                yield sampled
+                if not live.has_started:
+                    for told in live.begin(0):
+                        yield told
+                yield news
         finally:
             timer.cancel()
 
-    async def _follow_prefill(
-        self, live: LiveRequest, reservation: Reservation, progress: KvProgress
-    ) -> AsyncGenerator[Started | int]:
-        """A replica's part: Started, and the first token unless the prompt is left to the step loop."""
-        request = live.request
-        is_started = False
-        engine = self._engine
-        work = PrefillWork(
+    async def _follow_prefill(self, live: LiveRequest, progress: KvProgress) -> AsyncGenerator[GenerationEvent | Drawn]:
+        """A replica's part: the start, and the first tokens, unless the prompt is left to the step loop."""
+        async with aclosing(self._remote.run(self._work(live, progress))) as events:
+            num_cached_tokens = 0
+            async for event in events:
+                match event:
+                    case Accepted(num_cached_tokens):
+                        if live.request.prompt_logprobs is None:
+                            for told in live.begin(num_cached_tokens):
+                                yield told
+                    case PromptLogprobs(logprobs):
+                        live.prompt_logprobs = list(logprobs)
+                        for told in live.begin(num_cached_tokens):
+                            yield told
+                    case Drawn():
+                        if self._take_first(live, event):
+                            yield event
+
+    async def _start(self, live: LiveRequest, num_computed_tokens: int) -> None:
+        """Hands the request to the step loop, which computes what is left of the prompt, and then generates."""
+        if len(live.lanes) > 1 and num_computed_tokens == live.request.prompt_len:
+            await self._part(live)
+        else:
+            self._lanes.start(live, num_computed_tokens)
+
+    async def _part(self, live: LiveRequest) -> None:
+        block_ids = self._lanes.open_blocks(live)
+        if block_ids:
+            await self._copier.run(partial(copy_block, self._engine.pool, block_ids))
+        self._lanes.part(live)
+
+    def _work(self, live: LiveRequest, progress: KvProgress) -> PrefillWork:
+        request, engine, lane = live.request, self._engine, live.lanes[0]
+        assert lane.reservation is not None
+        num_generated = request.input_len - request.prompt_len
+        return PrefillWork(
             request=request,
-            reservation=reservation,
-            banned_token_ids=banned_token_ids(request.stopping, engine.tokenizer.eos_token_ids, 0),
+            reservation=lane.reservation,
+            banned_token_ids=banned_token_ids(request.stopping, engine.tokenizer.eos_token_ids, num_generated),
             progress=progress,
             deadline_s=live.deadline_s,
             vocab_size=engine.model.config.vocab_size,
             ledger=engine.ledger,
             pool=engine.pool,
         )
-        async with aclosing(self._remote.run(work)) as events:
-            async for event in events:
-                match event:
-                    case Accepted(num_cached_tokens):
-                        is_started = True
-                        yield Started(request.request_id, request.prompt_len, num_cached_tokens)
-                    case FirstToken(token_id):
-                        live.token_ids.append(token_id)
-                        live.first_token_s = time.monotonic()
-                        yield token_id
-        if not is_started:
-            yield Started(request.request_id, request.prompt_len, progress.num_fetched_tokens)
 
-    def _submit(self, live: LiveRequest, reservation: Reservation, num_computed_tokens: int) -> None:
-        """Hands the request to the step loop, which computes what is left of the prompt, and then generates."""
-        self._require_step_loop()
-        request = live.request
-        live.is_computing = True
-        self._step_loop.submit(
-            sequence_of(
-                request,
-                self._engine,
-                reservation,
-                name=request.request_id,
-                token_ids=live.token_ids,
-                num_computed_tokens=num_computed_tokens,
-            )
-        )
+    def _take_first(self, live: LiveRequest, drawn: Drawn) -> bool:
+        """Takes a token that prefill drew; False: of a completion that has gone on from there already."""
+        request, lane = live.request, live.lane_of(drawn.index)
+        if lane is None or (request.num_completions > 1 and drawn.index in request.resumed):
+            return False
+        try:
+            lane.completion.follow(drawn.token_id)
+        except ConstraintError as error:
+            raise UnavailableError(
+                f"prefill drew token {drawn.token_id}, which the constraint does not allow",
+                Reason.PREFILL_PROTOCOL_VIOLATED,
+                {"token_id": drawn.token_id},
+            ) from error
+        lane.token_ids.append(drawn.token_id)
+        live.first_token_s = live.first_token_s or time.monotonic()
+        return True
 
     def _enter(self, request: GenerationRequest, limit_s: float) -> LiveRequest:
         if request.request_id in self._live:
             raise DuplicateRequestError(
-                f"request {request.request_id!r} is live here", metadata={"request_id": request.request_id}
+                f"request {request.request_id!r} is live here",
+                metadata={"request_id": request.request_id},
             )
-        now = time.monotonic()
-        live = LiveRequest(
-            request=request,
-            arrived_s=now,
-            deadline_s=now + limit_s,
-            sampled=asyncio.Queue(request.max_total_len - request.prompt_len + 2),
-            token_ids=list(request.prompt_token_ids),
-        )
+        live = LiveRequest.arrived(request, request.request_id, time.monotonic(), limit_s)
         self._live[request.request_id] = live
         return live
 
-    def _leave(self, live: LiveRequest) -> None:
-        """The caller has all it wanted: frees the blocks, at once or as soon as the step in flight is done."""
-        live.is_closed = True
-        if live.is_computing:
-            self._step_loop.cancel(live.request.request_id)
-            return
+    def _forget(self, live: LiveRequest) -> None:
         del self._live[live.request.request_id]
-        self._release(live)
-
-    def _retire(self, live: LiveRequest, error: str | None, num_computed_tokens: int) -> None:
-        if error is not None:
-            live.sampled.put_nowait(UnavailableError(f"a step failed: {error}", Reason.ENGINE_FAILED))
-        elif live.reservation is not None:
-            # Generated tokens too: a conversation's next turn can start from there.
-            request, computed = live.request, live.token_ids[:num_computed_tokens]
-            self._engine.ledger.share(live.reservation, computed, request.cache_salt, request.input_embeddings)
-        self._let_go(live)
-
-    def _let_go(self, live: LiveRequest) -> None:
-        """The step loop no longer touches the request's blocks."""
-        live.is_computing = False
-        self._release(live)
-        if live.is_closed:
-            del self._live[live.request.request_id]
-
-    def _release(self, live: LiveRequest) -> None:
-        if live.reservation is not None:
-            self._admission.release(live.reservation)
-            live.reservation = None
-
-    def _fail_all(self, error: str) -> None:
-        self._failure = error
-        for live in [live for live in self._live.values() if live.is_computing]:
-            live.sampled.put_nowait(loop_stopped_error(error))
-            self._let_go(live)
-
-    def _require_step_loop(self) -> None:
-        """Refuses what would wait for a step loop that is gone."""
-        if self._failure is not None:
-            raise loop_stopped_error(self._failure)
-
-    def _note_first_delta(self, live: LiveRequest) -> None:
-        if not live.first_delta_s:
-            live.first_delta_s = time.monotonic()
-            self._ttft.observe(live.first_delta_s - live.arrived_s)
-
-    def _usage(self, live: LiveRequest, num_completion_tokens: int, progress: KvProgress) -> Usage:
-        return Usage(
-            prompt_len=live.request.prompt_len,
-            num_completion_tokens=num_completion_tokens,
-            num_cached_tokens=live.num_cached_tokens,
-            queue_s=live.admitted_s - live.arrived_s,
-            prefill_s=live.first_token_s - live.admitted_s,
-            kv_transfer_s=progress.transfer_s,
-            first_token_s=live.first_delta_s - live.arrived_s,
-            total_s=time.monotonic() - live.arrived_s,
-        )
-
-
-@asynccontextmanager
-async def _deadline(live: LiveRequest) -> AsyncGenerator[None]:
-    """Ends a wait at the request's deadline with DeadlineError."""
-    # A timeout of asyncio lets pass what needs no waiting.
-    if time.monotonic() >= live.deadline_s:
-        raise _too_late(live)
-    try:
-        async with asyncio.timeout_at(live.deadline_s):
-            yield
-    except TimeoutError as error:
-        raise _too_late(live) from error
 
 
 def _expire(live: LiveRequest) -> None:
     """Ends the wait for the next token."""
-    live.sampled.put_nowait(_too_late(live))
-
-
-def _too_late(live: LiveRequest) -> DeadlineError:
-    limit_s = round(live.deadline_s - live.arrived_s, 3)
-    return DeadlineError(f"the request was not done after {limit_s:g} s", metadata={"timeout_s": limit_s})
+    live.news.put_nowait(too_late(live))

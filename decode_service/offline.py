@@ -63,7 +63,9 @@ class OfflineEngine:
         resolved = resolve(serving)
         load = offline_load(resolved)
         engine = build_engine(serving, resolved, load, num_kv_blocks, None, num_threads(threads, processes_on_host=1))
-        return cls(engine, resolved, describe_model(serving.model, engine, default_max_tokens))
+        return cls(
+            engine, resolved, describe_model(serving.model, engine, default_max_tokens, resolved.max_num_seqs("decode"))
+        )
 
     def close(self) -> None:
         """Frees the pool."""
@@ -82,7 +84,6 @@ class OfflineEngine:
 
         Raises:
             InvalidRequestError: a field is wrong.
-            UnimplementedFieldError: a field is set whose behaviour this version does not have.
         """
         return request_from_proto(message, self.model)
 

@@ -3,15 +3,15 @@
 1. `start` goes out; the replica answers `accepted`.
 2. Each handle is checked against what was asked for, and queued for fetching, in order, while the stream is read on.
 3. Fetched blocks are shared with later requests and acknowledged, which frees them on the replica.
-4. The first token is yielded as soon as it comes, while the last KV is fetched; the generator ends when all KV is here.
-   The last acknowledgement goes out afterwards: the request need not wait for it.
+4. The first token of each completion is yielded as soon as it comes, while the last KV is fetched; the generator ends
+   when all KV is here. The last acknowledgement goes out afterwards: the request need not wait for it.
 
 Leaving the generator early, for whatever reason, cancels the stream, which frees everything on the replica.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,14 +20,16 @@ import grpc
 import structlog
 
 from baton.v1 import prefill_pb2
+from decode_service.completion import Drawn
 from decode_service.replicas import Session
 from decode_service.request import GenerationRequest
 from shared.errors import DeadlineError, HandleError, KvTransferError, Reason, UnavailableError
 from shared.kv.handle import KvHandle
 from shared.kv.pool import KvPool
 from shared.kv.transports.base import KvTransport
-from shared.rpc.convert import handle_from_proto, sampling_to_proto
+from shared.rpc.convert import handle_from_proto, logprobs_from_proto, sampling_to_proto
 from shared.rpc.prompt import write_embeddings
+from shared.sampling.logprobs import TokenLogprobs
 from shared.worker.ledger import BlockLedger, Reservation
 
 log = structlog.get_logger()
@@ -44,10 +46,14 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class FirstToken:
-    """The prompt is computed; KV may still be under way."""
+class PromptLogprobs:
+    """The prompt is computed: the log-probabilities of all its tokens but the first."""
 
-    token_id: int
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+PrefillEvent = Accepted | PromptLogprobs | Drawn
+"""What the caller hears of a prompt. With the first token drawn it is computed; KV may still be under way."""
 
 
 @dataclass
@@ -96,8 +102,10 @@ class Route:
 Call: TypeAlias = "grpc.aio.StreamStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]"
 
 
-async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted | FirstToken]:
+async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[PrefillEvent]:
     """Runs one attempt; `work.progress` keeps what arrived even if it fails.
+
+    Accepted, PromptLogprobs where they are wanted, and the first token of each completion, by index.
 
     Raises:
         grpc.aio.AioRpcError: the replica failed or refused.
@@ -115,7 +123,8 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted
     try:
         await call.write(await _start(route, work))
         num_announced = work.progress.num_fetched_tokens
-        while num_announced < work.request.prompt_len:
+        logprobs: list[TokenLogprobs] = []
+        while num_announced < work.request.input_len:
             response = await _read(call, fetching)
             if response.HasField("handle"):
                 handle = _handle_of(response, route, work, num_announced)
@@ -123,8 +132,10 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted
                 handles.put_nowait(handle)
             if response.HasField("accepted"):
                 yield Accepted(response.accepted.cached_tokens)
+            logprobs += map(logprobs_from_proto, response.prompt_logprobs)
             if response.first_tokens:
-                yield _first_token(response.first_tokens[0].token_id, work)
+                for event in _first_events(response, logprobs, work):
+                    yield event
         last = await fetching
     except BaseException:
         await _abandon(fetching)
@@ -133,14 +144,34 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[Accepted
     _end(route.session, call, last)
 
 
-def _first_token(token_id: int, work: PrefillWork) -> FirstToken:
-    if token_id >= work.vocab_size:
+def _first_events(
+    response: prefill_pb2.PrefillResponse, prompt_logprobs: list[TokenLogprobs], work: PrefillWork
+) -> Iterator[PromptLogprobs | Drawn]:
+    request = work.request
+    if request.prompt_logprobs is not None:
+        _check_count("log-probabilities of prompt tokens", len(prompt_logprobs), request.prompt_len - 1)
+        yield PromptLogprobs(tuple(prompt_logprobs))
+    _check_count("first tokens", len(response.first_tokens), request.num_completions)
+    for index, message in enumerate(response.first_tokens):
+        if message.token_id >= work.vocab_size or message.index != index:
+            raise UnavailableError(
+                f"prefill sampled token {message.token_id} for completion {message.index}; needs one below "
+                f"{work.vocab_size} for completion {index}",
+                Reason.PREFILL_PROTOCOL_VIOLATED,
+                {"token_id": message.token_id, "vocab_size": work.vocab_size, "index": message.index},
+            )
+        _check_count("log-probabilities of a token", message.HasField("logprobs"), request.logprobs is not None)
+        logprobs = logprobs_from_proto(message.logprobs) if message.HasField("logprobs") else None
+        yield Drawn(message.token_id, index, logprobs)
+
+
+def _check_count(what: str, num_sent: int, num_needed: int) -> None:
+    if num_sent != num_needed:
         raise UnavailableError(
-            f"prefill sampled token {token_id}; the model has {work.vocab_size}",
+            f"prefill sent {num_sent} {what}; needs {int(num_needed)}",
             Reason.PREFILL_PROTOCOL_VIOLATED,
-            {"token_id": token_id, "vocab_size": work.vocab_size},
+            {"num_sent": num_sent, "num_needed": int(num_needed)},
         )
-    return FirstToken(token_id)
 
 
 async def _abandon(fetching: asyncio.Task[KvHandle]) -> None:
@@ -246,16 +277,20 @@ async def _fetch(route: Route, work: PrefillWork, handle: KvHandle) -> None:
 async def _start(route: Route, work: PrefillWork) -> prefill_pb2.PrefillRequest:
     """The stream's first message; megabytes of vectors are written into it off the event loop."""
     request, vectors = work.request, work.request.input_embeddings
+    token_ids = request.input_token_ids
     start = prefill_pb2.PrefillStart(
         request_id=route.prefill_id,
         epoch=route.session.epoch,
         transport=route.session.transport,
-        token_ids=request.prompt_token_ids if vectors is None else (),
+        token_ids=token_ids if vectors is None else token_ids[len(vectors) :],
         first_needed_token=work.progress.num_fetched_tokens,
         sampling=sampling_to_proto(request.sampling),
         banned_token_ids=work.banned_token_ids,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        num_generated_tokens=request.input_len - request.prompt_len,
+        logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
     )
     message = prefill_pb2.PrefillRequest(start=start)
     if vectors is not None:
@@ -282,7 +317,7 @@ def _check_handle(handle: KvHandle, route: Route, work: PrefillWork, num_announc
         raise HandleError("the handle is of another request", Reason.HANDLE_FOREIGN, metadata)
     if handle.first_token < num_announced:
         raise HandleError("the handle repeats tokens of an earlier one", Reason.HANDLE_REPEATED, metadata)
-    is_whole = handle.is_final == (handle.end_token == request.prompt_len)
+    is_whole = handle.is_final == (handle.end_token == request.input_len)
     is_closed = handle.is_final or handle.end_token % handle.layout.block_size == 0
-    if handle.first_token != num_announced or handle.end_token > request.prompt_len or not (is_whole and is_closed):
+    if handle.first_token != num_announced or handle.end_token > request.input_len or not (is_whole and is_closed):
         raise HandleError("the handle does not continue the prompt", Reason.HANDLE_OUT_OF_RANGE, metadata)

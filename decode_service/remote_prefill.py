@@ -1,8 +1,8 @@
 """A prompt computed by the prefill replicas, failures made up for.
 
-A failed attempt goes on elsewhere with what was fetched so far. What the caller sees is one `Accepted` and one
-`FirstToken`, whatever happened in between: the draw of a token depends on the request alone, so every replica gives
-the same one.
+A failed attempt goes on elsewhere with what was fetched so far. What the caller sees is one `Accepted` and one first
+token of each completion, whatever happened in between: the draw of a token depends on the request alone, so every
+replica gives the same one.
 """
 
 import asyncio
@@ -14,8 +14,9 @@ from contextlib import aclosing
 import grpc
 import structlog
 
+from decode_service.completion import Drawn
 from decode_service.kv_links import KvLinks
-from decode_service.prefill_stream import Accepted, FirstToken, PrefillWork, Route, prefill_on
+from decode_service.prefill_stream import Accepted, PrefillEvent, PrefillWork, PromptLogprobs, Route, prefill_on
 from decode_service.replicas import ReplicaSet, Session
 from shared.config.services import DecodeServiceConfig
 from shared.errors import (
@@ -48,8 +49,8 @@ class RemotePrefill:
         self._links = links
         self._metrics = metrics
 
-    async def run(self, work: PrefillWork) -> AsyncGenerator[Accepted | FirstToken]:
-        """Accepted, and FirstToken as soon as it is computed; ends when all KV is here.
+    async def run(self, work: PrefillWork) -> AsyncGenerator[PrefillEvent]:
+        """What `prefill_on` says, each thing once; ends when all KV is here.
 
         Where `prefill_unavailable` is "local" and no replica takes the prompt, it ends early: `work.progress` says how
         much KV is here, and the caller computes the rest.
@@ -62,13 +63,14 @@ class RemotePrefill:
             DeadlineError: time ran out.
         """
         failed: list[Session] = []
-        seen: set[type[Accepted | FirstToken]] = set()
+        seen: set[int | type[Accepted | PromptLogprobs]] = set()
         for attempt in range(1, self._config.prefill_attempts + 1):
             try:
                 async with aclosing(self._attempt(work, attempt, failed)) as events:
                     async for event in events:
-                        if type(event) not in seen:
-                            seen.add(type(event))
+                        key = event.index if isinstance(event, Drawn) else type(event)
+                        if key not in seen:
+                            seen.add(key)
                             yield event
             except (grpc.aio.AioRpcError, BatonError) as failure:
                 error = _as_baton_error(failure)
@@ -81,12 +83,10 @@ class RemotePrefill:
             else:
                 return
 
-    async def _attempt(
-        self, work: PrefillWork, attempt: int, failed: list[Session]
-    ) -> AsyncGenerator[Accepted | FirstToken]:
+    async def _attempt(self, work: PrefillWork, attempt: int, failed: list[Session]) -> AsyncGenerator[PrefillEvent]:
         request, progress = work.request, work.progress
         replica, session = await self._replicas.choose(work.reservation.block_hashes, avoid=failed)
-        replica.note_sent(request.prompt_len - progress.num_fetched_tokens)
+        replica.note_sent(request.input_len - progress.num_fetched_tokens)
         # A stream that failed may not have ended yet on its replica, where live ids are unique.
         prefill_id = request.request_id if attempt == 1 else f"{request.request_id}#{attempt}"
         transport = self._links.transports[session.transport]

@@ -14,6 +14,7 @@ from decode_service.served_model import describe_model
 from decode_service.servicer import DecodeCore, GenerationServicer
 from shared.config.services import DecodeServiceConfig
 from shared.config.serving import ServingConfig
+from shared.kv.transports.copier import Copier
 from shared.worker.engine import Engine, token_walk
 from shared.worker.service import Assembled, EngineService
 from shared.worker.step_loop import StepLoop
@@ -64,18 +65,22 @@ class DecodeServer(EngineService[DecodeCore]):
         await self.closers.enter_async_context(replicas)
         await replicas.settle()
         await replicas.wait_loaded()
+        copier = Copier("parting")
+        self.closers.callback(copier.close)
         generator = Generator(
             config,
             engine,
             step_loop,
             admission,
             RemotePrefill(config, replicas, links, self.metrics),
+            copier,
             self.resolved.local_prefill_max_tokens,
             self.metrics,
         )
         self.metrics.watch_gauge("requests_waiting", "Requests in the queue.", lambda: admission.num_waiting)
-        self.metrics.watch_gauge("requests_admitted", "Requests that hold blocks.", lambda: admission.num_admitted)
+        self.metrics.watch_gauge("requests_admitted", "Completions that hold blocks.", lambda: admission.num_admitted)
         self.metrics.watch_gauge("prefill_replicas_ready", "Prefill replicas in use.", lambda: replicas.num_ready)
-        model = describe_model(self.serving.model, engine, config.default_max_tokens)
+        max_num_seqs = self.resolved.max_num_seqs(NODE)
+        model = describe_model(self.serving.model, engine, config.default_max_tokens, max_num_seqs)
         core = DecodeCore(model, generator, replicas, links, engine.ledger)
         return Assembled(core, generator.on_events)

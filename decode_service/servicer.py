@@ -10,24 +10,23 @@ import grpc
 import structlog
 
 from baton.v1 import generation_pb2, generation_pb2_grpc
+from decode_service.answers import event_to_proto, events_to_proto
 from decode_service.generator import Generator
 from decode_service.kv_links import KvLinks
 from decode_service.replicas import ReplicaSet
-from decode_service.request import Delta, Finished, GenerationEvent, GenerationRequest, Usage
+from decode_service.request import GenerationEvent, GenerationRequest, Started, Usage
 from decode_service.translate import (
     ServedModel,
+    check_answer_len,
     check_model,
     check_token_ids,
-    completion_to_proto,
     encode_chat,
     encode_text,
-    event_to_proto,
     model_to_proto,
     request_from_proto,
 )
 from shared.errors import InvalidRequestError, Reason
 from shared.rpc.gate import ReadyGate
-from shared.text.stopping import Finish
 from shared.worker.ledger import BlockLedger
 
 log = structlog.get_logger()
@@ -57,22 +56,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.GenerateResponse:
         """The whole completion in one answer."""
         core = self._gate.enter()
-        wanted = await asyncio.to_thread(request_from_proto, request, core.model)
-        deltas: list[Delta] = []
-        finish: Finish | None = None
-        usage: Usage | None = None
+        wanted = await asyncio.to_thread(_unary_request, request, core.model)
         async with aclosing(_generate(core, wanted, context)) as events:
-            async for event in events:
-                match event:
-                    case Delta():
-                        deltas.append(event)
-                    case Finished(found):
-                        finish = found
-                    case Usage():
-                        usage = event
-        assert finish is not None
-        assert usage is not None
-        return completion_to_proto(wanted.request_id, deltas, finish, usage, request.output.token_ids)
+            answer = [event async for event in events]
+        wants_token_ids, text_of = request.output.token_ids, core.model.text_of
+        if wanted.logprobs is None and wanted.prompt_logprobs is None:
+            return events_to_proto(answer, wants_token_ids, text_of)
+        return await asyncio.to_thread(events_to_proto, answer, wants_token_ids, text_of)
 
     async def StreamGenerate(
         self, request: generation_pb2.StreamGenerateRequest, context: Context
@@ -82,7 +72,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         wanted = await asyncio.to_thread(request_from_proto, request, core.model)
         async with aclosing(_generate(core, wanted, context)) as events:
             async for event in events:
-                yield event_to_proto(event, request.output.token_ids)
+                if isinstance(event, Started) and event.prompt_logprobs:
+                    yield await asyncio.to_thread(event_to_proto, event, request.output.token_ids, core.model.text_of)
+                else:
+                    yield event_to_proto(event, request.output.token_ids, core.model.text_of)
 
     async def Tokenize(
         self, request: generation_pb2.TokenizeRequest, context: Context
@@ -96,7 +89,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             case "chat":
                 token_ids = await asyncio.to_thread(encode_chat, request.chat, model)
             case _:
-                raise InvalidRequestError("needs text or chat", Reason.PROMPT_MISSING)
+                raise InvalidRequestError("needs text or chat", Reason.PROMPT_MISSING, {"field": "prompt"})
         return generation_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
@@ -105,7 +98,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """The text of token ids."""
         model = self._gate.enter().model
         check_model(request.model, model)
-        check_token_ids(request.token_ids, model)
+        check_token_ids(request.token_ids, model, "token_ids")
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         text = await asyncio.to_thread(model.tokenizer.decode, list(request.token_ids), skip)
         return generation_pb2.DetokenizeResponse(text=text)
@@ -117,6 +110,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         model = self._gate.enter().model
         check_model(request.model, model)
         return model_to_proto(model)
+
+
+def _unary_request(message: generation_pb2.GenerateRequest, model: ServedModel) -> GenerationRequest:
+    request = request_from_proto(message, model)
+    check_answer_len(request)
+    return request
 
 
 async def _generate(core: DecodeCore, wanted: GenerationRequest, context: Context) -> AsyncGenerator[GenerationEvent]:

@@ -1,20 +1,21 @@
-"""Messages of `GenerationService` to domain values and back: the one place that knows both."""
+"""Requests of `GenerationService` to domain values: with `answers` the one place that knows both."""
 
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
 
 from baton.v1 import generation_pb2
-from decode_service.request import Delta, Finished, GenerationEvent, GenerationRequest, Started, Usage
-from shared.errors import InvalidRequestError, Reason, UnimplementedFieldError, require
+from decode_service.request import GenerationRequest
+from shared.constraints.compiler import ConstraintCompiler
+from shared.errors import InvalidRequestError, Reason, require
 from shared.rpc.convert import sampling_from_proto
+from shared.rpc.options import MAX_RESPONSE_BYTES
 from shared.rpc.prompt import check_prompt_len, embeddings_from_proto
-from shared.text.stopping import Finish, FinishReason, StoppingParams
+from shared.sampling.params import SamplingParams
+from shared.text.stopping import StoppingParams
 from shared.text.tokenizer import Tokenizer
 from shared.text.types import ChatMessage
 
@@ -25,21 +26,11 @@ MAX_REQUEST_ID_LEN = 128
 MAX_CACHE_SALT_LEN = 1024
 """It goes on to prefill, whose messages may be no larger than decode's own."""
 
-_UNIMPLEMENTED_SAMPLING = (
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "json_schema",
-    "regex",
-    "grammar",
-    "choices",
-)
-_UNIMPLEMENTED_OUTPUT = ("logprobs", "prompt_logprobs")
+MAX_LOGPROBS = 20
+"""Most alternatives beside a token, as in vLLM."""
 
-_FINISH_REASONS = {
-    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
-}
+_LOGPROB_BYTES = 48
+"""Most that one log-probability takes in a message, but for tokens that are spelled at great length."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +41,7 @@ class ServedModel:
         name: as in the config; requests may name it or leave it out.
         max_model_len: most tokens of a prompt and its completion together.
         hidden_size: values of one vector of an embeddings prompt.
+        max_completions: most completions of one prompt.
     """
 
     name: str
@@ -59,33 +51,42 @@ class ServedModel:
     vocab_size: int
     hidden_size: int
     default_max_tokens: int
+    max_completions: int
     tokenizer: Tokenizer
+    constraints: ConstraintCompiler
+    _texts: dict[int, str] = field(default_factory=dict, repr=False)
 
     @property
     def max_text_len(self) -> int:
         """Characters that `max_model_len` tokens can stand for, at most."""
         return self.max_model_len * self.tokenizer.vocabulary.longest_token_len
 
+    def text_of(self, token_id: int) -> str:
+        """What a token alone reads as, special tokens included."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
+
 
 def request_from_proto(message: AnyGenerateRequest, model: ServedModel) -> GenerationRequest:
-    """Validates a request and tokenizes its prompt, or reads its vectors. Takes long: run it off the event loop.
+    """Validates a request, tokenizes its prompt or reads its vectors, and compiles its constraint.
+
+    Takes long: run it off the event loop.
 
     Raises:
-        InvalidRequestError: a field is wrong; the metadata has the numbers.
-        UnimplementedFieldError: a field is set whose behaviour this version does not have.
+        InvalidRequestError: a field is wrong; the metadata has its path and the numbers.
     """
     check_model(message.model, model)
-    _refuse_unimplemented(message)
     sampling = sampling_from_proto(message.sampling, default_seed=secrets.randbits(64))
-    if message.sampling.HasField("n"):
-        require(message.sampling.n >= 1, "sampling.n", message.sampling.n, "[1, inf)", Reason.SAMPLING_INVALID)
+    _check_sampling(sampling, model)
     prompt, input_embeddings = _prompt(message, model)
     check_prompt_len(len(prompt), model.max_model_len)
     room = model.max_model_len - len(prompt)
     stopping = _stopping(message.stopping, default_max_tokens=min(model.default_max_tokens, room))
     stopping.check_vocabulary(model.vocab_size)
     output = message.output
-    return GenerationRequest(
+    request = GenerationRequest(
         request_id=_request_id(message.request_id),
         prompt_token_ids=tuple(prompt),
         sampling=sampling,
@@ -95,7 +96,24 @@ def request_from_proto(message: AnyGenerateRequest, model: ServedModel) -> Gener
         priority=message.priority,
         cache_salt=_cache_salt(message.cache_salt),
         input_embeddings=input_embeddings,
+        logprobs=output.logprobs if output.HasField("logprobs") else None,
+        prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
+        matcher=model.constraints.matcher(sampling.constraint) if sampling.constraint is not None else None,
+        resumed=_resumed(message.resume, sampling.n, min(stopping.max_tokens, room), model),
     )
+    _check_logprobs(request)
+    return request
+
+
+def check_answer_len(request: GenerationRequest) -> None:
+    """Refuses what may not fit in one message, before it is computed.
+
+    Raises:
+        InvalidRequestError: OUTPUT_INVALID; the same can be had as a stream.
+    """
+    if request.logprobs is not None:
+        num_tokens = request.num_completions * (request.max_total_len - request.prompt_len)
+        _check_num_logprobs("output.logprobs", num_tokens, request.logprobs, "ask for a stream, or for fewer tokens")
 
 
 def check_model(name: str, model: ServedModel) -> None:
@@ -108,7 +126,7 @@ def check_model(name: str, model: ServedModel) -> None:
         raise InvalidRequestError(
             f"model {name!r} is not served here; this is {model.name!r}",
             Reason.MODEL_UNKNOWN,
-            {"model": name, "served_model": model.name},
+            {"field": "model", "model": name, "served_model": model.name},
         )
 
 
@@ -138,8 +156,8 @@ def encode_chat(chat: generation_pb2.Chat, model: ServedModel) -> list[int]:
     return model.tokenizer.encode_chat(chat_messages(chat), add_generation_prompt)
 
 
-def check_token_ids(token_ids: Iterable[int], model: ServedModel) -> None:
-    """Refuses ids that the model does not have.
+def check_token_ids(token_ids: Iterable[int], model: ServedModel, path: str) -> None:
+    """Refuses ids that the model does not have; `path` is where they stand.
 
     Raises:
         InvalidRequestError: TOKEN_ID_OUT_OF_RANGE, with the first one and its position.
@@ -147,61 +165,11 @@ def check_token_ids(token_ids: Iterable[int], model: ServedModel) -> None:
     for position, token_id in enumerate(token_ids):
         if token_id >= model.vocab_size:
             raise InvalidRequestError(
-                f"token id {token_id} at position {position} is out of range; needs 0 to {model.vocab_size - 1}",
+                f"{path}: token id {token_id} at position {position} is out of range; needs 0 to "
+                f"{model.vocab_size - 1}",
                 Reason.TOKEN_ID_OUT_OF_RANGE,
-                {"token_id": token_id, "position": position, "vocab_size": model.vocab_size},
+                {"field": path, "token_id": token_id, "position": position, "vocab_size": model.vocab_size},
             )
-
-
-def event_to_proto(event: GenerationEvent, wants_token_ids: bool) -> generation_pb2.StreamGenerateResponse:
-    """One event as a message of the stream."""
-    match event:
-        case Started(request_id, prompt_len, num_cached_tokens):
-            started = generation_pb2.Started(
-                request_id=request_id, prompt_tokens=prompt_len, cached_tokens=num_cached_tokens
-            )
-            return generation_pb2.StreamGenerateResponse(started=started)
-        case Delta(text, token_ids):
-            delta = generation_pb2.Delta(index=0, text=text, token_ids=token_ids if wants_token_ids else ())
-            return generation_pb2.StreamGenerateResponse(delta=delta)
-        case Finished(finish):
-            return generation_pb2.StreamGenerateResponse(
-                finished=generation_pb2.Finished(
-                    index=0, finish_reason=_FINISH_REASONS[finish.reason], matched_stop=_matched_stop(finish)
-                )
-            )
-        case Usage():
-            return generation_pb2.StreamGenerateResponse(usage=usage_to_proto(event))
-
-
-def completion_to_proto(
-    request_id: str, deltas: list[Delta], finish: Finish, usage: Usage, wants_token_ids: bool
-) -> generation_pb2.GenerateResponse:
-    """A whole stream as one answer."""
-    completion = generation_pb2.Completion(
-        index=0,
-        text="".join(delta.text for delta in deltas),
-        token_ids=[token_id for delta in deltas for token_id in delta.token_ids] if wants_token_ids else (),
-        finish_reason=_FINISH_REASONS[finish.reason],
-        matched_stop=_matched_stop(finish),
-    )
-    return generation_pb2.GenerateResponse(request_id=request_id, completions=[completion], usage=usage_to_proto(usage))
-
-
-def usage_to_proto(usage: Usage) -> generation_pb2.Usage:
-    """Counts and times as a message."""
-    return generation_pb2.Usage(
-        prompt_tokens=usage.prompt_len,
-        completion_tokens=usage.num_completion_tokens,
-        cached_tokens=usage.num_cached_tokens,
-        timings=generation_pb2.Timings(
-            queue=_duration(usage.queue_s),
-            prefill=_duration(usage.prefill_s),
-            kv_transfer=_duration(usage.kv_transfer_s),
-            first_token=_duration(usage.first_token_s),
-            total=_duration(usage.total_s),
-        ),
-    )
 
 
 def model_to_proto(model: ServedModel) -> generation_pb2.GetModelResponse:
@@ -218,19 +186,67 @@ def model_to_proto(model: ServedModel) -> generation_pb2.GetModelResponse:
     )
 
 
-def _refuse_unimplemented(message: AnyGenerateRequest) -> None:
-    _refuse_set(message.sampling, "sampling", _UNIMPLEMENTED_SAMPLING)
-    if message.sampling.logit_bias:
-        raise UnimplementedFieldError("sampling.logit_bias")
-    if message.sampling.n > 1:
-        raise UnimplementedFieldError("sampling.n")
-    _refuse_set(message.output, "output", _UNIMPLEMENTED_OUTPUT)
+def _check_sampling(sampling: SamplingParams, model: ServedModel) -> None:
+    bounds = f"[1, {model.max_completions}] (the rows of a decode batch)"
+    require(sampling.n <= model.max_completions, "sampling.n", sampling.n, bounds, Reason.SAMPLING_INVALID)
+    for token_id, _ in sampling.logit_bias:
+        require(
+            token_id < model.vocab_size,
+            f"sampling.logit_bias[{token_id}]",
+            token_id,
+            f"[0, {model.vocab_size})",
+            Reason.TOKEN_ID_OUT_OF_RANGE,
+        )
 
 
-def _refuse_set(message: Message, path: str, fields: Iterable[str]) -> None:
-    for field in fields:
-        if message.HasField(field):
-            raise UnimplementedFieldError(f"{path}.{field}")
+def _resumed(
+    messages: Iterable[generation_pb2.Resumption], num_completions: int, max_tokens: int, model: ServedModel
+) -> dict[int, tuple[int, ...]]:
+    """By completion, the tokens that were generated before."""
+    resumed: dict[int, tuple[int, ...]] = {}
+    for place, message in enumerate(messages):
+        path = f"resume[{place}]"
+        is_new = message.index < num_completions and message.index not in resumed
+        bounds = f"[0, {num_completions}), each once"
+        require(is_new, f"{path}.index", message.index, bounds, Reason.RESUME_INVALID)
+        num_tokens = len(message.token_ids)
+        bounds = f"[0, {max_tokens}] tokens, which is all there may be"
+        require(num_tokens <= max_tokens, f"{path}.token_ids", num_tokens, bounds, Reason.RESUME_INVALID)
+        check_token_ids(message.token_ids, model, f"{path}.token_ids")
+        if num_tokens:
+            resumed[message.index] = tuple(message.token_ids)
+    return resumed
+
+
+def _check_logprobs(request: GenerationRequest) -> None:
+    for name, num_alternatives in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
+        is_inside = (num_alternatives or 0) <= MAX_LOGPROBS
+        bounds = f"[0, {MAX_LOGPROBS}]"
+        require(is_inside, f"output.{name}", num_alternatives, bounds, Reason.OUTPUT_INVALID)
+    if request.prompt_logprobs is None:
+        return
+    if request.input_embeddings is not None:
+        raise _no_prompt_logprobs("a prompt of vectors has no tokens")
+    if request.resumed:
+        raise _no_prompt_logprobs("a resumed request has had them")
+    advice = "ask for fewer alternatives"
+    _check_num_logprobs("output.prompt_logprobs", request.prompt_len, request.prompt_logprobs, advice)
+
+
+def _no_prompt_logprobs(why: str) -> InvalidRequestError:
+    path = "output.prompt_logprobs"
+    return InvalidRequestError(f"{path} is set, and {why}", Reason.OUTPUT_INVALID, {"field": path})
+
+
+def _check_num_logprobs(path: str, num_tokens: int, num_alternatives: int, advice: str) -> None:
+    num_logprobs = num_tokens * (num_alternatives + 1)
+    most = MAX_RESPONSE_BYTES // _LOGPROB_BYTES
+    if num_logprobs > most:
+        raise InvalidRequestError(
+            f"{path}: {num_logprobs} log-probabilities may not fit in one message, which holds {most}; {advice}",
+            Reason.OUTPUT_INVALID,
+            {"field": path, "logprobs": num_logprobs, "max_logprobs": most},
+        )
 
 
 def _request_id(requested: str) -> str:
@@ -238,7 +254,7 @@ def _request_id(requested: str) -> str:
         raise InvalidRequestError(
             f"request_id has {len(requested)} characters; at most {MAX_REQUEST_ID_LEN} are allowed",
             Reason.REQUEST_ID_INVALID,
-            {"length": len(requested), "max_length": MAX_REQUEST_ID_LEN},
+            {"field": "request_id", "length": len(requested), "max_length": MAX_REQUEST_ID_LEN},
         )
     return requested or secrets.token_hex(16)
 
@@ -265,13 +281,15 @@ def _prompt_token_ids(message: AnyGenerateRequest, model: ServedModel) -> list[i
         case "text":
             return encode_text(message.text, model) if message.text else []
         case "token_ids":
-            check_token_ids(message.token_ids.ids, model)
+            check_token_ids(message.token_ids.ids, model, "token_ids.ids")
             return list(message.token_ids.ids)
         case "chat":
             return encode_chat(message.chat, model)
         case _:
             raise InvalidRequestError(
-                "the request has no prompt; needs one of text, token_ids, chat, embeddings", Reason.PROMPT_MISSING
+                "the request has no prompt; needs one of text, token_ids, chat, embeddings",
+                Reason.PROMPT_MISSING,
+                {"field": "prompt"},
             )
 
 
@@ -282,6 +300,7 @@ def _check_text_len(num_characters: int, model: ServedModel) -> None:
             f"{model.max_text_len}",
             Reason.PROMPT_TOO_LONG,
             {
+                "field": "prompt",
                 "characters": num_characters,
                 "max_characters": model.max_text_len,
                 "max_model_len": model.max_model_len,
@@ -298,17 +317,3 @@ def _stopping(message: generation_pb2.Stopping, default_max_tokens: int) -> Stop
         ignore_eos=message.ignore_eos,
         include_stop=message.include_stop,
     )
-
-
-def _matched_stop(finish: Finish) -> generation_pb2.MatchedStop | None:
-    if finish.matched_token_id is not None:
-        return generation_pb2.MatchedStop(token_id=finish.matched_token_id)
-    if finish.matched_text is not None:
-        return generation_pb2.MatchedStop(text=finish.matched_text)
-    return None
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration

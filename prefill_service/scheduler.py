@@ -17,7 +17,7 @@ from dataclasses import replace
 import structlog
 
 from prefill_service.exports import ExportTable
-from prefill_service.job import Accepted, HandleReady, Load, PrefillJob, PrefillTask
+from prefill_service.job import Accepted, FirstToken, HandleReady, Load, PrefillJob, PrefillTask, PromptScored
 from shared.errors import (
     DuplicateRequestError,
     HandleError,
@@ -114,7 +114,8 @@ class PrefillScheduler:
         if block_hashes is None:
             block_hashes = self._ledger.prompt_hashes(task.token_ids, task.cache_salt, task.input_embeddings)
         num_blocks = self._ledger.num_blocks_for(len(task.token_ids))
-        job = PrefillJob(task, block_hashes, asyncio.Queue(num_blocks + 2))
+        num_scores = 0 if task.prompt_logprobs is None else len(task.token_ids)
+        job = PrefillJob(task, block_hashes, asyncio.Queue(num_blocks + num_scores + 2))
         self._jobs[task.request_id] = job
         self._waiting.append(job)
         self._admit()
@@ -157,11 +158,11 @@ class PrefillScheduler:
         """Takes what one step did."""
         for event in events:
             match event:
-                case ChunkLanded(request_id, num_computed_tokens):
-                    self._land(self._jobs[request_id], num_computed_tokens)
-                case TokenSampled(request_id, token_id):
+                case ChunkLanded():
+                    self._land(self._jobs[event.request_id], event)
+                case TokenSampled():
                     self._metrics.generated_tokens.inc()
-                    self._export(self._jobs[request_id], first_token_id=token_id)
+                    self._note_first(self._jobs[event.request_id], event)
                 case Retired(request_id, error):
                     self._retire(self._jobs[request_id], error)
                 case LoopStopped(error):
@@ -189,7 +190,7 @@ class PrefillScheduler:
         return Load(
             num_running=sum(job.is_computing for job in jobs),
             num_waiting=len(self._waiting),
-            num_waiting_tokens=sum(job.prompt_len - job.num_computed_tokens for job in jobs),
+            num_waiting_tokens=sum(job.input_len - job.num_computed_tokens for job in jobs),
             num_free_blocks=self._ledger.num_free,
             num_blocks=self._ledger.max_reservation,
         )
@@ -208,6 +209,13 @@ class PrefillScheduler:
                 f"the prompt needs {num_blocks} KV blocks; the prefill pool has {self._ledger.max_reservation}",
                 Reason.REQUEST_EXCEEDS_POOL,
                 {"needed_blocks": num_blocks, "pool_blocks": self._ledger.max_reservation},
+            )
+        if task.num_generated_tokens and (task.num_generated_tokens >= prompt_len or task.sampling.n > 1):
+            raise InvalidRequestError(
+                f"{task.num_generated_tokens} of {prompt_len} tokens are generated, of {task.sampling.n} completions; "
+                "needs a prompt before them, and one completion",
+                Reason.PREFILL_REQUEST_INVALID,
+                {"num_generated_tokens": task.num_generated_tokens, "tokens": prompt_len, "n": task.sampling.n},
             )
         if task.first_needed_token % block_size or not 0 <= task.first_needed_token < prompt_len:
             raise InvalidRequestError(
@@ -234,7 +242,8 @@ class PrefillScheduler:
         num_running = sum(job.is_computing for job in self._jobs.values())
         while self._waiting and num_running < self._max_num_seqs:
             job = max(self._waiting, key=lambda waiting: waiting.task.priority)
-            reservation = self._ledger.reserve_hashed(job.block_hashes, job.prompt_len, job.prompt_len)
+            reuse = job.task.prompt_logprobs is None
+            reservation = self._ledger.reserve_hashed(job.block_hashes, job.input_len, job.input_len, reuse=reuse)
             if reservation is None:
                 break
             self._waiting.remove(job)
@@ -248,48 +257,58 @@ class PrefillScheduler:
         job.num_computed_tokens = reservation.num_cached_tokens
         job.num_exported_tokens = task.first_needed_token
         job.is_computing = True
-        self._metrics.prompt_tokens.inc(job.prompt_len)
+        self._metrics.prompt_tokens.inc(job.input_len)
         self._metrics.cached_tokens.inc(reservation.num_cached_tokens)
         job.outbox.put_nowait(Accepted(reservation.num_cached_tokens))
-        self._export(job, first_token_id=None)
+        self._export(job, is_final=False)
         self._step_loop.submit(
             Sequence(
                 request_id=task.request_id,
                 token_ids=list(task.token_ids),
-                prompt_len=job.prompt_len,
+                prompt_len=job.input_len - task.num_generated_tokens,
                 num_computed_tokens=reservation.num_cached_tokens,
                 block_table=reservation.block_table,
                 sampling=task.sampling,
-                stopping=StoppingParams(max_tokens=1),
+                stopping=StoppingParams(max_tokens=task.num_generated_tokens + 1),
                 eos_token_ids=(),
                 max_total_len=self._max_model_len,
                 priority=task.priority,
                 banned_token_ids=task.banned_token_ids,
                 input_embeddings=task.input_embeddings,
+                indices=tuple(range(task.sampling.n)),
+                logprobs=task.logprobs,
+                prompt_logprobs=task.prompt_logprobs,
+                matcher=task.matcher,
             )
         )
 
-    def _land(self, job: PrefillJob, num_computed_tokens: int) -> None:
+    def _land(self, job: PrefillJob, landed: ChunkLanded) -> None:
         assert job.reservation is not None
-        job.num_computed_tokens = num_computed_tokens
-        self._ledger.commit(job.reservation, num_computed_tokens)
+        job.num_computed_tokens = landed.num_computed_tokens
+        self._ledger.commit(job.reservation, landed.num_computed_tokens)
         log.debug(
             "chunk_landed",
             request_id=job.task.request_id,
-            num_computed_tokens=num_computed_tokens,
-            prompt_len=job.prompt_len,
+            num_computed_tokens=landed.num_computed_tokens,
+            input_len=job.input_len,
         )
-        if num_computed_tokens < job.prompt_len:
-            self._export(job, first_token_id=None)
+        if landed.prompt_logprobs and not job.is_closed:
+            job.outbox.put_nowait(PromptScored(landed.prompt_logprobs))
+        if landed.num_computed_tokens < job.input_len:
+            self._export(job, is_final=False)
 
-    def _export(self, job: PrefillJob, first_token_id: int | None) -> None:
-        """Sends a handle for the blocks closed since the last one; with the first token also the open block."""
+    def _note_first(self, job: PrefillJob, sampled: TokenSampled) -> None:
+        job.first_tokens.append(FirstToken(sampled.token_id, sampled.index, sampled.logprobs))
+        if len(job.first_tokens) == job.task.sampling.n:
+            self._export(job, is_final=True)
+
+    def _export(self, job: PrefillJob, *, is_final: bool) -> None:
+        """Sends a handle for the blocks closed since the last one; with the first tokens also the open block."""
         if job.is_closed:
             return
         assert job.reservation is not None
         block_size = self._layout.block_size
-        is_final = first_token_id is not None
-        end_token = job.prompt_len if is_final else job.num_computed_tokens // block_size * block_size
+        end_token = job.input_len if is_final else job.num_computed_tokens // block_size * block_size
         start_token = job.num_exported_tokens
         if end_token <= start_token:
             return
@@ -312,7 +331,7 @@ class PrefillScheduler:
         self._exports.add(handle)
         job.exports[handle.handle_id] = handle
         job.num_exported_tokens = end_token
-        job.outbox.put_nowait(HandleReady(handle, first_token_id))
+        job.outbox.put_nowait(HandleReady(handle, tuple(job.first_tokens) if is_final else ()))
         log.debug("handle_sent", request_id=handle.request_id, first_token=start_token, end_token=end_token)
 
     def _release_export(self, job: PrefillJob, handle: KvHandle) -> None:

@@ -51,7 +51,7 @@ class PrefillServer(EngineService[PrefillCore]):
 
     def walks(self) -> WalkChoice:
         """See `EngineService`."""
-        return WalkChoice(token_walk(self.resolved, self.resolved.walk(NODE, WALK)), max_new_tokens=1)
+        return WalkChoice(token_walk(self.resolved, self.resolved.walk(NODE, WALK)))
 
     async def assemble(self, engine: Engine, step_loop: StepLoop) -> Assembled[PrefillCore]:
         """See `EngineService`."""
@@ -78,6 +78,7 @@ class PrefillServer(EngineService[PrefillCore]):
             exports=exports,
             ledger=engine.ledger,
             pool=engine.pool,
+            constraints=engine.constraints,
             transports=tuple(transports),
             max_model_len=engine.model.config.max_model_len,
             hidden_size=engine.model.config.hidden_size,

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import grpc
@@ -12,13 +12,21 @@ import numpy.typing as npt
 
 from baton.v1 import prefill_pb2, prefill_pb2_grpc
 from prefill_service.exports import ExportTable
-from prefill_service.job import Accepted, HandleReady, JobMessage, PrefillJob, PrefillTask
+from prefill_service.job import Accepted, HandleReady, JobMessage, PrefillJob, PrefillTask, PromptScored
 from prefill_service.scheduler import PrefillScheduler
 from shared.config.resolve import differences
+from shared.constraints.compiler import ConstraintCompiler
+from shared.constraints.matcher import ConstraintError, ConstraintMatcher
 from shared.errors import BatonError, HandleError, HandshakeError, InvalidRequestError, Reason
 from shared.kv.pool import KvPool
 from shared.kv.transports.blocks import read_blocks
-from shared.rpc.convert import handle_to_proto, identity_from_proto, identity_to_proto, sampling_from_proto
+from shared.rpc.convert import (
+    handle_to_proto,
+    identity_from_proto,
+    identity_to_proto,
+    logprobs_to_proto,
+    sampling_from_proto,
+)
 from shared.rpc.gate import ReadyGate
 from shared.rpc.prompt import embeddings_from_proto
 from shared.worker.engine import Identity
@@ -28,6 +36,7 @@ _CANCELLATION_S = 0.1
 _LOAD_MIN_INTERVAL_S = 0.1
 _LOAD_MAX_INTERVAL_S = 1.0
 
+JobNews = Accepted | HandleReady | PromptScored
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -40,6 +49,7 @@ class PrefillCore:
     exports: ExportTable
     ledger: BlockLedger
     pool: KvPool
+    constraints: ConstraintCompiler
     transports: tuple[str, ...]
     max_model_len: int
     hidden_size: int
@@ -163,7 +173,7 @@ async def _read_acks(
         scheduler.acknowledge(job, request.ack.handle_id)
 
 
-async def _next_message(job: PrefillJob, acks: asyncio.Task[None]) -> Accepted | HandleReady:
+async def _next_message(job: PrefillJob, acks: asyncio.Task[None]) -> JobNews:
     """The job's next message; raises what the job or its acknowledgements failed with."""
     message = asyncio.create_task(job.outbox.get())
     try:
@@ -175,31 +185,54 @@ async def _next_message(job: PrefillJob, acks: asyncio.Task[None]) -> Accepted |
         message.cancel()
 
 
-def _succeeded(message: JobMessage) -> Accepted | HandleReady:
+def _succeeded(message: JobMessage) -> JobNews:
     if isinstance(message, BatonError):
         raise message
     return message
 
 
 async def _submit(core: PrefillCore, start: prefill_pb2.PrefillStart) -> PrefillJob:
-    """Queues what `start` asks for; megabytes of vectors are checked and hashed off the event loop."""
-    if not start.HasField("embeddings"):
-        return core.scheduler.submit(_task_from_proto(start, vectors=None))
-    if start.token_ids:
-        raise InvalidRequestError("`start` has both token_ids and embeddings", Reason.PREFILL_REQUEST_INVALID)
+    """Queues what `start` asks for; vectors are checked and hashed, and constraints compiled, off the event loop."""
+    if not start.HasField("embeddings") and start.sampling.WhichOneof("constraint") is None:
+        return core.scheduler.submit(_task_from_proto(start))
 
     def prepare() -> tuple[PrefillTask, list[bytes]]:
-        vectors = embeddings_from_proto(start.embeddings, core.hidden_size, core.max_model_len)
-        task = _task_from_proto(start, vectors)
+        vectors = _vectors(core, start)
+        task = replace(_task_from_proto(start, vectors), matcher=_matcher(core, start))
         return task, core.ledger.prompt_hashes(task.token_ids, task.cache_salt, vectors)
 
     return core.scheduler.submit(*await asyncio.to_thread(prepare))
 
 
-def _task_from_proto(start: prefill_pb2.PrefillStart, vectors: npt.NDArray[np.float32] | None) -> PrefillTask:
+def _vectors(core: PrefillCore, start: prefill_pb2.PrefillStart) -> npt.NDArray[np.float32] | None:
+    if not start.HasField("embeddings"):
+        return None
+    if len(start.token_ids) != start.num_generated_tokens:
+        raise InvalidRequestError(
+            "`start` has token_ids in place of a prompt of embeddings", Reason.PREFILL_REQUEST_INVALID
+        )
+    return embeddings_from_proto(start.embeddings, core.hidden_size, core.max_model_len)
+
+
+def _matcher(core: PrefillCore, start: prefill_pb2.PrefillStart) -> ConstraintMatcher | None:
+    """The constraint's, after what was generated already."""
+    constraint = sampling_from_proto(start.sampling, default_seed=0).constraint
+    if constraint is None:
+        return None
+    matcher = core.constraints.matcher(constraint)
+    try:
+        for token_id in start.token_ids[len(start.token_ids) - start.num_generated_tokens :]:
+            matcher.advance(token_id)
+    except ConstraintError as error:
+        raise InvalidRequestError(f"`start`: {error}", Reason.PREFILL_REQUEST_INVALID) from error
+    return matcher
+
+
+def _task_from_proto(start: prefill_pb2.PrefillStart, vectors: npt.NDArray[np.float32] | None = None) -> PrefillTask:
+    num_vectors = 0 if vectors is None else len(vectors)
     return PrefillTask(
         request_id=start.request_id,
-        token_ids=tuple(start.token_ids) if vectors is None else (0,) * len(vectors),
+        token_ids=(*(0,) * num_vectors, *start.token_ids),
         first_needed_token=start.first_needed_token,
         transport=start.transport,
         sampling=sampling_from_proto(start.sampling, default_seed=0),
@@ -207,17 +240,26 @@ def _task_from_proto(start: prefill_pb2.PrefillStart, vectors: npt.NDArray[np.fl
         priority=start.priority,
         cache_salt=start.cache_salt,
         input_embeddings=vectors,
+        num_generated_tokens=start.num_generated_tokens,
+        logprobs=start.logprobs if start.HasField("logprobs") else None,
+        prompt_logprobs=start.prompt_logprobs if start.HasField("prompt_logprobs") else None,
     )
 
 
-def _response(core: PrefillCore, message: Accepted | HandleReady) -> prefill_pb2.PrefillResponse:
-    if isinstance(message, Accepted):
-        accepted = prefill_pb2.PrefillAccepted(epoch=core.pool.epoch, cached_tokens=message.num_cached_tokens)
-        return prefill_pb2.PrefillResponse(accepted=accepted)
-    response = prefill_pb2.PrefillResponse(handle=handle_to_proto(message.handle))
-    if message.first_token_id is not None:
-        response.first_tokens.add(token_id=message.first_token_id)
-    return response
+def _response(core: PrefillCore, message: JobNews) -> prefill_pb2.PrefillResponse:
+    match message:
+        case Accepted(num_cached_tokens):
+            accepted = prefill_pb2.PrefillAccepted(epoch=core.pool.epoch, cached_tokens=num_cached_tokens)
+            return prefill_pb2.PrefillResponse(accepted=accepted)
+        case PromptScored(logprobs):
+            return prefill_pb2.PrefillResponse(prompt_logprobs=map(logprobs_to_proto, logprobs))
+        case HandleReady(handle, first_tokens):
+            response = prefill_pb2.PrefillResponse(handle=handle_to_proto(handle))
+            for first in first_tokens:
+                told = response.first_tokens.add(token_id=first.token_id, index=first.index)
+                if first.logprobs is not None:
+                    told.logprobs.CopyFrom(logprobs_to_proto(first.logprobs))
+            return response
 
 
 def _load_report(core: PrefillCore, is_draining: bool) -> prefill_pb2.WatchLoadResponse:

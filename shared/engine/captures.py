@@ -23,6 +23,9 @@ class Capture(Protocol):
     def run(self, rows: Sequence[StepRow], before_compute: BeforeCompute = do_nothing) -> torch.Tensor:
         """As `StepComputer.compute`, for rows of no more tokens than the rung."""
 
+    def logits_of(self, first: int, end: int) -> torch.Tensor:
+        """As `StepComputer.logits_of`, of the step that was run last."""
+
 
 @dataclass(frozen=True)
 class BufferCapture:
@@ -37,6 +40,10 @@ class BufferCapture:
         """As `Capture.run`."""
         filled = with_padding(rows, self.buffers.num_tokens) if self.computes_padding else rows
         return self.computer.compute(self.buffers, filled, before_compute)
+
+    def logits_of(self, first: int, end: int) -> torch.Tensor:
+        """As `Capture.logits_of`."""
+        return self.computer.logits_of(self.buffers, first, end)
 
 
 class Captures:

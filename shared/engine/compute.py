@@ -74,6 +74,18 @@ class StepComputer:
         """Takes the residual stream of all tokens of `buffers` through the layers of the step that has begun."""
         run_layers(self._model.weights, self._model.config.norm_eps, kernels, buffers.activations)
 
+    @torch.inference_mode()
+    def logits_of(self, buffers: StepBuffers, first: int, end: int) -> torch.Tensor:
+        """Of tokens [first, end) of the step that was computed in `buffers` last; overwrites what `compute` gave.
+
+        Returns:
+            float32 [end - first, vocab_size], valid until the next call.
+        """
+        weights, eps, hidden = self._model.weights, self._model.config.norm_eps, buffers.activations.hidden
+        tokens = torch.arange(first, end, device=hidden.device)
+        buffers.kernels.head(hidden, tokens, weights.norm, eps, weights.lm_head, self.head_buffers)
+        return self.head_buffers.logits[: end - first]
+
     def logits(self, buffers: StepBuffers, step: LoadedStep) -> torch.Tensor:
         """As `compute`, once the layers have run."""
         weights, eps, hidden = self._model.weights, self._model.config.norm_eps, buffers.activations.hidden

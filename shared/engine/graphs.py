@@ -56,6 +56,10 @@ class GraphCapture:
             part()
         return self._computer.logits(self._buffers, step)
 
+    def logits_of(self, first: int, end: int) -> torch.Tensor:
+        """As `Capture.logits_of`."""
+        return self._computer.logits_of(self._buffers, first, end)
+
     def _begin(self, rows: Sequence[StepRow]) -> LoadedStep:
         step = self._computer.begin(self._buffers, rows)
         self._computer.embed(self._buffers, step)

@@ -16,7 +16,7 @@ import structlog
 import torch
 
 from shared.config.resolve import ResolvedWalk
-from shared.engine.captures import Captures
+from shared.engine.captures import Capture, Captures
 from shared.engine.compute import StepComputer
 from shared.engine.cuda import recorder_for, wait_for
 from shared.engine.graphs import Recorder
@@ -70,6 +70,7 @@ class Runner:
         self._stats = MappingProxyType({walk.name: WalkStats.of_rungs(walk.ladder.rungs) for walk in walks})
         self._num_prepared_rungs = MappingProxyType({walk.name: 0 for walk in walks})
         self._max_num_rows = max_num_rows
+        self._last: Capture | None = None
         self._captures = Captures(
             StepComputer(model, pool, max_num_rows),
             (rung for walk in walks for rung in walk.ladder.rungs),
@@ -105,12 +106,35 @@ class Runner:
         num_tokens = sum(len(row.token_ids) for row in rows)
         rung = self.walks[walk].ladder.rung_for(num_tokens)
         capture = self._captures.unpadded(num_tokens) if rung is None else self._captures.of_rung(rung)
+        self._last = capture
         logits = capture.run(rows, before_compute)
         wait_for(self._device)
         stats = self._stats[walk].with_step(num_tokens, rung, time.perf_counter() - started)
         self._stats = MappingProxyType({**self._stats, walk: stats})
         if rung is None:
             self._log_miss(walk, num_tokens)
+        return logits
+
+    @property
+    def max_num_logits(self) -> int:
+        """Most tokens that `logits_of` takes."""
+        return self._max_num_rows
+
+    def logits_of(self, first: int, end: int) -> torch.Tensor:
+        """Runs the LM head on tokens of the step just run, as log-probabilities of prompts want.
+
+        Args:
+            first: place of the first token in the step, its rows one after the other.
+            end: place after the last; no more than `max_num_logits` tokens.
+
+        Returns:
+            float32 [end - first, vocab_size]. It is the runner's own buffer, which `run` gave out too: valid until the
+            next call of either.
+        """
+        assert 0 <= first < end <= first + self._max_num_rows, (first, end)
+        assert self._last is not None, "no step has been run"
+        logits = self._last.logits_of(first, end)
+        wait_for(self._device)
         return logits
 
     def warm_up(self) -> Iterator[RungTiming]:

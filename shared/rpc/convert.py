@@ -1,9 +1,13 @@
 """Conversions between protobuf and domain values that both services need."""
 
+from collections.abc import Callable
+
 from baton.v1 import generation_pb2, kv_pb2, prefill_pb2
+from shared.constraints.constraint import Constraint, ConstraintKind
 from shared.errors import HandleError, Reason
 from shared.kv.handle import GrpcLocation, KvHandle, LocalLocation, Location, ShmLocation
 from shared.kv.layout import KvLayout
+from shared.sampling.logprobs import TokenLogprob, TokenLogprobs
 from shared.sampling.params import SamplingParams
 from shared.worker.engine import Identity
 
@@ -95,14 +99,28 @@ def handle_from_proto(message: kv_pb2.KvHandle) -> KvHandle:
 
 
 def sampling_to_proto(params: SamplingParams) -> generation_pb2.Sampling:
-    """The parameters as a message, every field set."""
-    return generation_pb2.Sampling(
+    """The parameters as a message, every number set."""
+    message = generation_pb2.Sampling(
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        logit_bias=dict(params.logit_bias),
         seed=params.seed,
+        n=params.n,
     )
+    match params.constraint:
+        case None:
+            pass
+        case Constraint(ConstraintKind.CHOICES, choices=choices):
+            message.choices.SetInParent()
+            message.choices.values.extend(choices)
+        case Constraint(kind, source):
+            setattr(message, kind.value, source)
+    return message
 
 
 def sampling_from_proto(message: generation_pb2.Sampling, default_seed: int) -> SamplingParams:
@@ -117,8 +135,47 @@ def sampling_from_proto(message: generation_pb2.Sampling, default_seed: int) -> 
         top_k=message.top_k if message.HasField("top_k") else defaults.top_k,
         top_p=message.top_p if message.HasField("top_p") else defaults.top_p,
         min_p=message.min_p if message.HasField("min_p") else defaults.min_p,
+        repetition_penalty=(
+            message.repetition_penalty if message.HasField("repetition_penalty") else defaults.repetition_penalty
+        ),
+        frequency_penalty=message.frequency_penalty,
+        presence_penalty=message.presence_penalty,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
         seed=message.seed if message.HasField("seed") else default_seed,
+        n=message.n if message.HasField("n") else defaults.n,
+        constraint=_constraint_from_proto(message),
     )
+
+
+def logprobs_to_proto(
+    logprobs: TokenLogprobs, text_of: Callable[[int], str] | None = None
+) -> generation_pb2.TokenLogprobs:
+    """Log-probabilities as a message; `text_of` says what a token reads as, where that is wanted."""
+
+    def one(item: TokenLogprob) -> generation_pb2.TokenLogprob:
+        text = "" if text_of is None else text_of(item.token_id)
+        return generation_pb2.TokenLogprob(token_id=item.token_id, logprob=item.logprob, rank=item.rank, text=text)
+
+    return generation_pb2.TokenLogprobs(token=one(logprobs.token), alternatives=map(one, logprobs.alternatives))
+
+
+def logprobs_from_proto(message: generation_pb2.TokenLogprobs) -> TokenLogprobs:
+    """The log-probabilities of a message."""
+
+    def one(item: generation_pb2.TokenLogprob) -> TokenLogprob:
+        return TokenLogprob(item.token_id, item.logprob, item.rank)
+
+    return TokenLogprobs(one(message.token), tuple(map(one, message.alternatives)))
+
+
+def _constraint_from_proto(message: generation_pb2.Sampling) -> Constraint | None:
+    match message.WhichOneof("constraint"):
+        case None:
+            return None
+        case "choices":
+            return Constraint(ConstraintKind.CHOICES, choices=tuple(message.choices.values))
+        case field:
+            return Constraint(ConstraintKind(field), getattr(message, field))
 
 
 def _location_to_proto(location: Location) -> kv_pb2.KvLocation:

@@ -11,6 +11,7 @@ import torch
 
 from shared.config.resolve import ResolvedServing, ResolvedWalk
 from shared.config.serving import ServingConfig
+from shared.constraints.compiler import ConstraintCompiler
 from shared.engine.memory import step_bytes, step_bytes_bound
 from shared.engine.models.registry import model_fingerprint, resolve_model
 from shared.engine.runner import LoadedModel, Runner, load_model
@@ -25,7 +26,7 @@ from shared.worker.walks import TokenWalk
 
 log = structlog.get_logger()
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class StartAbandonedError(Exception):
@@ -71,6 +72,7 @@ class Engine:
     runner: Runner
     ledger: BlockLedger
     identity: Identity
+    constraints: ConstraintCompiler
 
     def close(self) -> None:
         """Frees the pool."""
@@ -109,9 +111,10 @@ def build_engine(
         runner = _make_runner(model, pool, load, serving.kernels)
         _warm_up(runner, is_abandoned)
         allocator = BlockAllocator(num_kv_blocks, pool.generations)
+        tokenizer = Tokenizer.from_directory(model_dir)
         return Engine(
             model=model,
-            tokenizer=Tokenizer.from_directory(model_dir),
+            tokenizer=tokenizer,
             pool=pool,
             runner=runner,
             ledger=BlockLedger(allocator, serving.kv.block_size),
@@ -122,6 +125,7 @@ def build_engine(
                 serving_digest=resolved.digest(),
                 serving_json=resolved.canonical_json(),
             ),
+            constraints=ConstraintCompiler(tokenizer, model.config.vocab_size),
         )
     except BaseException:
         pool.close()

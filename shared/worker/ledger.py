@@ -38,6 +38,11 @@ class BlockLedger:
         self._block_size = block_size
 
     @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self._block_size
+
+    @property
     def num_free(self) -> int:
         """Blocks that a new request could get, idle cached ones included."""
         return self._allocator.num_free
@@ -78,9 +83,11 @@ class BlockLedger:
         """What `reserve` finds a prompt by. Any thread may compute it: megabytes of vectors take milliseconds."""
         return block_hashes(prompt_token_ids, cache_salt, self._block_size, input_embeddings)
 
-    def reserve_hashed(self, hashes: list[bytes], prompt_len: int, total_len: int) -> Reservation | None:
-        """`reserve` for a prompt whose `prompt_hashes` are known."""
-        num_reusable = (prompt_len - 1) // self._block_size
+    def reserve_hashed(
+        self, hashes: list[bytes], prompt_len: int, total_len: int, *, reuse: bool = True
+    ) -> Reservation | None:
+        """`reserve` for a prompt whose `prompt_hashes` are known; without `reuse` none of its blocks is cached."""
+        num_reusable = (prompt_len - 1) // self._block_size if reuse else 0
         shared = self._cache.match(hashes[:num_reusable])
         num_new = self.num_blocks_for(total_len) - len(shared)
         if not self._allocator.can_allocate(num_new):
@@ -88,6 +95,24 @@ class BlockLedger:
             return None
         block_table = (*shared, *self._allocator.allocate(num_new))
         return Reservation(block_table, hashes, len(shared) * self._block_size, len(shared))
+
+    def fork(self, reservation: Reservation, prompt_len: int, total_len: int) -> Reservation | None:
+        """Takes blocks for one more completion of a reservation's prompt; None where the pool has too few.
+
+        The prompt's full blocks are shared, whether their KV is here yet or not. The block that it ends in, if it is
+        not full, is new, and the caller has to fill it.
+        """
+        num_shared = prompt_len // self._block_size
+        num_new = self.num_blocks_for(total_len) - num_shared
+        if not self._allocator.can_allocate(num_new):
+            return None
+        shared = reservation.block_table[:num_shared]
+        self._allocator.retain(shared)
+        block_table = (*shared, *self._allocator.allocate(num_new))
+        # What is shared is the first reservation's to commit.
+        return Reservation(
+            block_table, reservation.block_hashes[:num_shared], num_shared * self._block_size, num_shared
+        )
 
     def commit(self, reservation: Reservation, num_computed_tokens: int) -> None:
         """Lets others share the full prompt blocks among the first `num_computed_tokens` tokens."""

@@ -29,13 +29,11 @@ class WalkChoice:
         prefill: prompt chunks alone.
         mixed: prompt chunks and decode rows in one step.
         decode: one token a row; None: prompts are all there is.
-        max_new_tokens: tokens that a sequence gets before it is retired; None: as many as it asks for.
     """
 
     prefill: TokenWalk
     mixed: TokenWalk | None = None
     decode: str | None = None
-    max_new_tokens: int | None = None
 
     def token_walk(self, sequences: Several[Sequence]) -> TokenWalk | None:
         """The walk that the next step is planned for; None: `decode`, which takes every row."""

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from baton.v1 import generation_pb2 as pb
-from baton_client import AlreadyExists, BatonClientError, Delta, Embeddings, InvalidArgument, Started
+from baton_client import AlreadyExists, Delta, Embeddings, InvalidArgument, Started
 from tests.services import Split, running_split, serving_config
 
 NAN = math.nan
@@ -50,16 +50,6 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, str]]] = [
     ({"cache_salt": "x" * 1025}, "MALFORMED_MESSAGE", {"field": "cache_salt", "length": "1025"}),
 ]
 
-UNIMPLEMENTED: list[tuple[dict[str, Any], str]] = [
-    ({"n": 2}, "sampling.n"),
-    ({"repetition_penalty": 1.1}, "sampling.repetition_penalty"),
-    ({"frequency_penalty": 0.1}, "sampling.frequency_penalty"),
-    ({"presence_penalty": 0.1}, "sampling.presence_penalty"),
-    ({"logit_bias": {1: 2.0}}, "sampling.logit_bias"),
-    ({"logprobs": 1}, "output.logprobs"),
-    ({"prompt_logprobs": 1}, "output.prompt_logprobs"),
-]
-
 
 @pytest_asyncio.fixture(name="split", scope="module", loop_scope="module")
 async def _split(tiny_llama_dir: Path) -> AsyncGenerator[Split]:
@@ -79,14 +69,6 @@ class TestRefusals:
             assert caught.value.reason == reason
             assert numbers.items() <= caught.value.metadata.items()
         assert split.metric("prefill", "prompt_tokens_total") == computed
-        await self._serves(split)
-
-    @pytest.mark.parametrize(("options", "field"), UNIMPLEMENTED, ids=lambda value: str(value)[:40])
-    async def test_unimplemented(self, split: Split, options: dict[str, Any], field: str) -> None:
-        with pytest.raises(BatonClientError) as caught:
-            await split.client.generate("hello", **options)
-        assert caught.value.status is grpc.StatusCode.UNIMPLEMENTED
-        assert (caught.value.reason, caught.value.metadata) == ("FIELD_UNIMPLEMENTED", {"field": field})
         await self._serves(split)
 
     async def test_a_stop_that_is_not_utf_8(self, split: Split) -> None:

@@ -8,6 +8,7 @@ import pytest
 from baton.v1 import generation_pb2 as pb
 from cli.batch_input import InputLine, parse_request, read_lines, request_id_of
 from decode_service.translate import ServedModel
+from shared.constraints.compiler import ConstraintCompiler
 from shared.errors import BatonError, Reason
 from shared.text.tokenizer import Tokenizer
 
@@ -16,6 +17,7 @@ MAX_LINE_BYTES = 40
 
 @pytest.fixture(scope="module")
 def model(tiny_llama_dir: Path) -> ServedModel:
+    tokenizer = Tokenizer.from_directory(tiny_llama_dir)
     return ServedModel(
         name="tiny",
         fingerprint="f",
@@ -24,7 +26,9 @@ def model(tiny_llama_dir: Path) -> ServedModel:
         vocab_size=272,
         hidden_size=2,
         default_max_tokens=16,
-        tokenizer=Tokenizer.from_directory(tiny_llama_dir),
+        max_completions=4,
+        tokenizer=tokenizer,
+        constraints=ConstraintCompiler(tokenizer, 272),
     )
 
 
@@ -117,7 +121,7 @@ def test_embeddings_may_be_a_list_of_vectors(model: ServedModel) -> None:
         ('{"text": ""}', Reason.PROMPT_EMPTY, "empty"),
         ('{"token_ids": [272]}', Reason.TOKEN_ID_OUT_OF_RANGE, "272"),
         ('{"text": "a", "sampling": {"temperature": "NaN"}}', Reason.SAMPLING_INVALID, "temperature"),
-        ('{"text": "a", "sampling": {"n": 2}}', Reason.FIELD_UNIMPLEMENTED, "sampling.n"),
+        ('{"text": "a", "sampling": {"n": 0}}', Reason.SAMPLING_INVALID, "sampling.n"),
         ('{"text": "a", "model": "other"}', Reason.MODEL_UNKNOWN, "other"),
         (f'{{"text": "{"a" * 32}"}}', Reason.PROMPT_TOO_LONG, "32"),
     ],

@@ -9,12 +9,13 @@ from typing import Any, cast
 
 from decode_service.admission import Admission
 from decode_service.generator import Generator
-from decode_service.prefill_stream import Accepted, FirstToken, PrefillWork
+from decode_service.prefill_stream import PrefillEvent, PrefillWork
 from decode_service.remote_prefill import RemotePrefill
 from decode_service.request import GenerationEvent, GenerationRequest
 from shared.config.services import DecodeServiceConfig
 from shared.kv.allocator import BlockAllocator, BlockCounts
 from shared.kv.pool import KvPool
+from shared.kv.transports.copier import Copier
 from shared.telemetry.metrics import ServiceMetrics
 from shared.text.tokenizer import Tokenizer
 from shared.worker.engine import Engine
@@ -25,10 +26,10 @@ from tests.unit.kv.support import LAYOUT
 from tests.unit.worker.recording_loop import RecordingLoop
 
 WAIT_S = 10.0
-Remote = Callable[[PrefillWork], AsyncGenerator[Accepted | FirstToken]]
+Remote = Callable[[PrefillWork], AsyncGenerator[PrefillEvent]]
 
 
-async def no_remote(work: PrefillWork) -> AsyncGenerator[Accepted | FirstToken]:
+async def no_remote(work: PrefillWork) -> AsyncGenerator[PrefillEvent]:
     raise AssertionError(f"{work.request.request_id} was to be computed here")
     yield  # an async generator
 
@@ -40,7 +41,7 @@ class StandInRemote:
         self.works: list[PrefillWork] = []
         self._run = run
 
-    def run(self, work: PrefillWork) -> AsyncGenerator[Accepted | FirstToken]:
+    def run(self, work: PrefillWork) -> AsyncGenerator[PrefillEvent]:
         self.works.append(work)
         return self._run(work)
 
@@ -73,6 +74,7 @@ class Desk:
             runner=cast("Any", None),
             ledger=self.ledger,
             identity=IDENTITY,
+            constraints=cast("Any", None),
         )
         self.generator = Generator(
             DecodeServiceConfig(),
@@ -80,6 +82,7 @@ class Desk:
             self.loop,
             self.admission,
             cast("RemotePrefill", self.remote),
+            Copier("test"),
             None if remote is None else local_prefill_max_tokens,
             self.metrics,
         )

@@ -204,4 +204,14 @@ def hanging_up(*responses: Response, error: BaseException | None = None) -> Scri
     return script
 
 
-GREEDY_MESSAGE = generation_pb2.Sampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0)
+GREEDY_MESSAGE = generation_pb2.Sampling(
+    temperature=0,
+    top_k=0,
+    top_p=1,
+    min_p=0,
+    repetition_penalty=1,
+    frequency_penalty=0,
+    presence_penalty=0,
+    seed=0,
+    n=1,
+)

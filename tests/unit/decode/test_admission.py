@@ -32,7 +32,7 @@ class Desk:
     async def _reserve(self, request_id: str, num_blocks: int, priority: int) -> Reservation:
         prompt = (ord(request_id), 0, 0)
         request = generation_request(request_id, prompt, max_tokens=4 * num_blocks - 3, priority=priority)
-        reservation = await self.admission.reserve(request)
+        (reservation,) = await self.admission.reserve(request)
         self.granted.append(request_id)
         return reservation
 
@@ -53,7 +53,7 @@ async def desk(max_num_seqs: int = 2, max_queue_len: int = 4) -> AsyncIterator[D
 
 async def test_prompt_and_completion_are_reserved_at_once() -> None:
     async with desk() as made:
-        reservation = await made.admission.reserve(generation_request(prompt=(1, 2, 3, 4, 5), max_tokens=4))
+        (reservation,) = await made.admission.reserve(generation_request(prompt=(1, 2, 3, 4, 5), max_tokens=4))
         assert len(reservation.block_table) == 3, "nine tokens in blocks of four"
         assert made.numbers == (1, 0)
         made.admission.release(reservation)
@@ -114,11 +114,12 @@ async def test_what_the_pool_can_never_hold_is_refused_with_numbers() -> None:
             await made.admission.reserve(generation_request(prompt=(1,) * 20, max_tokens=13))
         assert caught.value.reason is Reason.REQUEST_EXCEEDS_POOL
         assert caught.value.message == (
-            "prompt and completion of up to 33 tokens need 9 KV blocks; the decode pool has 8"
+            "a prompt of 20 tokens, and completions to 33 tokens with it, need 9 KV blocks; the decode pool has 8"
         )
         assert caught.value.metadata == {
             "prompt_tokens": "20",
             "max_total_tokens": "33",
+            "completions": "1",
             "needed_blocks": "9",
             "pool_blocks": "8",
         }
@@ -176,19 +177,19 @@ async def test_one_that_left_just_before_its_grant_is_passed_over() -> None:
 async def test_a_cached_prefix_is_shared() -> None:
     async with desk() as made:
         prompt = (1, 2, 3, 4, 5)
-        first = await made.admission.reserve(generation_request("a", prompt))
+        (first,) = await made.admission.reserve(generation_request("a", prompt))
         made.ledger.commit(first, 5)
-        second = await made.admission.reserve(generation_request("b", prompt))
+        (second,) = await made.admission.reserve(generation_request("b", prompt))
         assert second.num_cached_tokens == 4
         assert second.block_table[0] == first.block_table[0]
 
 
 async def test_a_cached_prefix_of_vectors_is_shared_with_equal_ones_only() -> None:
     async with desk(max_num_seqs=4) as made:
-        first = await made.admission.reserve(embeddings_request("a", vectors_of(1, 2, 3, 4, 5), max_tokens=1))
+        (first,) = await made.admission.reserve(embeddings_request("a", vectors_of(1, 2, 3, 4, 5), max_tokens=1))
         made.ledger.commit(first, 5)
-        equal = await made.admission.reserve(embeddings_request("b", vectors_of(1, 2, 3, 4, 6), max_tokens=1))
-        other = await made.admission.reserve(embeddings_request("c", vectors_of(1, 2, 3, 5, 5), max_tokens=1))
+        (equal,) = await made.admission.reserve(embeddings_request("b", vectors_of(1, 2, 3, 4, 6), max_tokens=1))
+        (other,) = await made.admission.reserve(embeddings_request("c", vectors_of(1, 2, 3, 5, 5), max_tokens=1))
         assert (equal.num_cached_tokens, other.num_cached_tokens) == (4, 0)
         assert equal.block_table[0] == first.block_table[0]
 
@@ -196,14 +197,14 @@ async def test_a_cached_prefix_of_vectors_is_shared_with_equal_ones_only() -> No
 async def test_the_queue_is_bounded_also_while_vectors_are_hashed() -> None:
     """Both find room before their vectors are hashed, and one of them does not afterwards."""
     async with desk(max_num_seqs=1, max_queue_len=1) as made:
-        running = await made.admission.reserve(generation_request("a"))
+        (running,) = await made.admission.reserve(generation_request("a"))
         requests = [embeddings_request(name, vectors_of(1, 2, 3), max_tokens=1) for name in "bc"]
         asking = [asyncio.create_task(made.admission.reserve(request)) for request in requests]
         (refused,), (waiting,) = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
         assert isinstance(refused.exception(), QueueFullError)
         assert made.numbers == (1, 1)
         made.admission.release(running)
-        made.admission.release(await waiting)
+        made.admission.release(*await waiting)
         assert made.ledger.counts() == ALL_FREE
 
 

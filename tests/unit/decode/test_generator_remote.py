@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from decode_service.prefill_stream import Accepted, FirstToken, PrefillWork
+from decode_service.completion import Drawn
+from decode_service.prefill_stream import Accepted, PrefillEvent, PrefillWork
 from decode_service.request import Delta, Finished, Started, Usage
 from shared.errors import Reason, UnavailableError
 from shared.text.stopping import Finish, FinishReason, StoppingParams
@@ -27,12 +28,12 @@ class Elsewhere:
         self.kv_is_here = asyncio.Event()
         self.was_left = False
 
-    async def __call__(self, work: PrefillWork) -> AsyncGenerator[Accepted | FirstToken]:
+    async def __call__(self, work: PrefillWork) -> AsyncGenerator[PrefillEvent]:
         try:
             yield Accepted(4)
             if self.error is not None:
                 raise self.error
-            yield FirstToken(self.token_id)
+            yield Drawn(self.token_id)
             await self.kv_is_here.wait()
             work.progress.num_fetched_tokens = work.request.prompt_len
             work.progress.transfer_s = 0.5
@@ -144,7 +145,7 @@ async def test_a_stopped_loop_fails_what_comes_back_from_elsewhere(desk: MakeDes
 
 
 async def test_a_prompt_left_to_this_service(desk: MakeDesk) -> None:
-    async def nobody(work: PrefillWork) -> AsyncGenerator[Accepted | FirstToken]:
+    async def nobody(work: PrefillWork) -> AsyncGenerator[PrefillEvent]:
         work.progress.num_fetched_tokens = 8
         return
         yield  # an async generator
@@ -159,10 +160,10 @@ async def test_a_prompt_left_to_this_service(desk: MakeDesk) -> None:
 
 
 async def test_the_rest_of_a_prompt_left_to_this_service_after_its_first_token(desk: MakeDesk) -> None:
-    async def half(work: PrefillWork) -> AsyncGenerator[Accepted | FirstToken]:
+    async def half(work: PrefillWork) -> AsyncGenerator[PrefillEvent]:
         yield Accepted(0)
         work.progress.num_fetched_tokens = 4
-        yield FirstToken(72)
+        yield Drawn(72)
 
     made = desk(remote=half)
     caller = made.follow(generation_request("a", PROMPT))
@@ -187,10 +188,10 @@ async def test_a_text_that_ends_with_the_first_token_keeps_its_blocks_until_no_f
 ) -> None:
     num_in_use_at_the_end: list[int] = []
 
-    async def fetching(_: PrefillWork) -> AsyncGenerator[Accepted | FirstToken]:
+    async def fetching(_: PrefillWork) -> AsyncGenerator[PrefillEvent]:
         try:
             yield Accepted(0)
-            yield FirstToken(72)
+            yield Drawn(72)
         finally:
             await asyncio.sleep(0.01)  # as a copy that is waited for
             num_in_use_at_the_end.append(made.counts.in_use)

@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from baton.v1 import prefill_pb2, prefill_pb2_grpc
-from decode_service.prefill_stream import Accepted, FirstToken, KvProgress, PrefillWork, Route, prefill_on
+from decode_service.completion import Drawn
+from decode_service.prefill_stream import Accepted, KvProgress, PrefillEvent, PrefillWork, Route, prefill_on
 from decode_service.replicas import Session
 from shared.errors import DeadlineError, HandleError, KvTransferError, QueueFullError, Reason, UnavailableError
 from shared.kv.allocator import BlockAllocator
@@ -67,11 +68,11 @@ class Attempt:
         self.fetch_timeout_s = WAIT_S
         self.session: Session | None = None
 
-    def on(self, stub: prefill_pb2_grpc.PrefillServiceAsyncStub) -> AsyncGenerator[Accepted | FirstToken]:
+    def on(self, stub: prefill_pb2_grpc.PrefillServiceAsyncStub) -> AsyncGenerator[PrefillEvent]:
         self.session = Session(EPOCH, "recording", stub)
         return prefill_on(Route(self.session, "a", self.transport, self.fetch_timeout_s), self.work)
 
-    async def events(self, replica: ScriptedReplica) -> list[Accepted | FirstToken]:
+    async def events(self, replica: ScriptedReplica) -> list[PrefillEvent]:
         """Runs to the end."""
         async with replica.serving() as stub:
             events = [event async for event in self.on(stub)]
@@ -94,7 +95,7 @@ WHOLE = (accepted(4), handle_message(0, 8), handle_message(8, 10, token_id=42))
 
 async def test_kv_comes_in_order_and_is_acknowledged(pool: KvPool) -> None:
     attempt, replica = Attempt(pool), ScriptedReplica(saying(*WHOLE))
-    assert await attempt.events(replica) == [Accepted(4), FirstToken(42)]
+    assert await attempt.events(replica) == [Accepted(4), Drawn(42)]
     assert attempt.transport.fetched == [(0, 8, (1, 2)), (8, 10, (3,))]
     assert attempt.progress.num_fetched_tokens == 10
     dialogue = await replica.only_dialogue_over()
@@ -123,7 +124,7 @@ async def test_vectors_go_instead_of_token_ids(pool: KvPool) -> None:
     vectors = vectors_of(0.1, *range(9))
     request = dataclasses.replace(attempt.request, prompt_token_ids=(0,) * 10, input_embeddings=vectors)
     attempt.work = dataclasses.replace(attempt.work, request=request)
-    assert await attempt.events(replica) == [Accepted(4), FirstToken(42)]
+    assert await attempt.events(replica) == [Accepted(4), Drawn(42)]
     start = replica.dialogues[0].start
     assert list(start.token_ids) == []
     assert (start.embeddings.num_tokens, start.embeddings.dtype) == (10, "float32")
@@ -142,7 +143,7 @@ async def test_fetched_blocks_can_be_shared_at_once(pool: KvPool) -> None:
 async def test_what_was_fetched_before_is_not_asked_for(pool: KvPool) -> None:
     attempt = Attempt(pool, num_fetched=8)
     replica = ScriptedReplica(saying(accepted(), handle_message(8, 10, token_id=42)))
-    assert await attempt.events(replica) == [Accepted(0), FirstToken(42)]
+    assert await attempt.events(replica) == [Accepted(0), Drawn(42)]
     assert replica.dialogues[0].start.first_needed_token == 8
     assert attempt.transport.fetched == [(8, 10, (3,))]
 
@@ -152,7 +153,7 @@ async def test_the_first_token_does_not_wait_for_the_last_kv(pool: KvPool) -> No
     attempt.transport.gate.clear()
     async with replica.serving() as stub, aclosing(attempt.on(stub)) as events:
         assert await anext(events) == Accepted(4)
-        assert await anext(events) == FirstToken(42)
+        assert await anext(events) == Drawn(42)
         assert attempt.transport.fetched == []
         attempt.transport.gate.set()
         assert [event async for event in events] == []
@@ -249,7 +250,7 @@ async def test_the_last_fetch_may_fail_too(pool: KvPool) -> None:
     attempt.transport.failure = KvTransferError("lost")
     replica = ScriptedReplica(saying(accepted(), handle_message(0, 10, token_id=42)))
     async with replica.serving() as stub, aclosing(attempt.on(stub)) as events:
-        assert [await anext(events), await anext(events)] == [Accepted(0), FirstToken(42)]
+        assert [await anext(events), await anext(events)] == [Accepted(0), Drawn(42)]
         attempt.transport.gate.set()
         with pytest.raises(KvTransferError, match="lost"):
             await anext(events)
@@ -272,7 +273,7 @@ async def test_leaving_early_cancels_the_stream_there_and_the_fetch_here(pool: K
     attempt.transport.gate.clear()
     async with replica.serving() as stub:
         async with aclosing(attempt.on(stub)) as events:
-            assert [await anext(events), await anext(events)] == [Accepted(4), FirstToken(42)]
+            assert [await anext(events), await anext(events)] == [Accepted(4), Drawn(42)]
             await asyncio.wait_for(attempt.transport.is_waiting.wait(), WAIT_S)
         attempt.transport.gate.set()
         dialogue = await replica.only_dialogue_over()
@@ -324,7 +325,7 @@ async def test_kv_that_is_here_counts_even_if_the_replica_dies_before_it_is_told
     attempt.transport.gate.clear()
     replica = ScriptedReplica(hanging_up(*WHOLE, error=UnavailableError("it dies")))
     async with replica.serving() as stub, aclosing(attempt.on(stub)) as events:
-        assert [await anext(events), await anext(events)] == [Accepted(4), FirstToken(42)]
+        assert [await anext(events), await anext(events)] == [Accepted(4), Drawn(42)]
         await replica.only_dialogue_over()
         await asyncio.sleep(0.05)  # until the end of the stream has come here
         attempt.transport.gate.set()

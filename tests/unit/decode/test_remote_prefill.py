@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from decode_service import remote_prefill, replicas
+from decode_service.completion import Drawn
 from decode_service.kv_links import KvLinks
-from decode_service.prefill_stream import Accepted, FirstToken, KvProgress, PrefillWork
+from decode_service.prefill_stream import Accepted, KvProgress, PrefillEvent, PrefillWork
 from decode_service.remote_prefill import RemotePrefill
 from decode_service.replicas import ReplicaSet, ReplicaState
 from shared.config.services import DecodeServiceConfig
@@ -99,7 +100,7 @@ class Remote:
         """The request ids that each replica was given."""
         return [[dialogue.start.request_id for dialogue in replica.dialogues] for replica in self.scripted]
 
-    async def events(self) -> list[Accepted | FirstToken]:
+    async def events(self) -> list[PrefillEvent]:
         ledger = BlockLedger(BlockAllocator(self._pool.num_blocks, self._pool.generations), LAYOUT.block_size)
         request = self.request
         reservation = ledger.reserve(PROMPT, request.max_total_len, "")
@@ -143,7 +144,7 @@ def kv_bytes(made: Remote) -> float | None:
     )
 
 
-HEALTHY = [Accepted(4), FirstToken(42)]
+HEALTHY = [Accepted(4), Drawn(42)]
 
 
 async def test_the_first_attempt_does_if_it_can(pool: KvPool) -> None:

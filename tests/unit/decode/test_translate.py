@@ -10,19 +10,22 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from baton.v1 import generation_pb2 as pb
-from decode_service.request import Delta, Finished, GenerationRequest, Started, Usage
+from decode_service.answers import event_to_proto, events_to_proto
+from decode_service.request import Delta, Finished, GenerationEvent, GenerationRequest, Started, Usage
 from decode_service.translate import (
     MAX_CACHE_SALT_LEN,
     MAX_REQUEST_ID_LEN,
     AnyGenerateRequest,
     ServedModel,
+    check_answer_len,
     check_model,
-    completion_to_proto,
-    event_to_proto,
     model_to_proto,
     request_from_proto,
 )
-from shared.errors import InvalidRequestError, Reason, UnimplementedFieldError
+from shared.constraints.compiler import ConstraintCompiler
+from shared.constraints.constraint import Constraint, ConstraintKind
+from shared.errors import InvalidRequestError, Reason
+from shared.sampling.logprobs import TokenLogprob, TokenLogprobs
 from shared.sampling.params import SamplingParams
 from shared.text.stopping import Finish, FinishReason, StoppingParams
 from shared.text.tokenizer import Tokenizer
@@ -40,6 +43,7 @@ FLOAT32_VECTOR = r"embeddings {num_tokens: 1 dtype: 'float32' data: '\000\000\20
 
 @pytest.fixture(scope="module")
 def model(tiny_llama_dir: Path) -> ServedModel:
+    tokenizer = Tokenizer.from_directory(tiny_llama_dir)
     return ServedModel(
         name="tiny",
         fingerprint="f00d",
@@ -48,7 +52,9 @@ def model(tiny_llama_dir: Path) -> ServedModel:
         vocab_size=VOCAB_SIZE,
         hidden_size=HIDDEN_SIZE,
         default_max_tokens=DEFAULT_MAX_TOKENS,
-        tokenizer=Tokenizer.from_directory(tiny_llama_dir),
+        max_completions=4,
+        tokenizer=tokenizer,
+        constraints=ConstraintCompiler(tokenizer, VOCAB_SIZE),
     )
 
 
@@ -104,7 +110,37 @@ ACCEPTED: list[tuple[str, str, object]] = [
     (PROMPT + "sampling {min_p: 0.125}", "sampling.min_p", 0.125),
     (PROMPT + "sampling {seed: 0}", "sampling.seed", 0),
     (PROMPT + "sampling {seed: 18446744073709551615}", "sampling.seed", 2**64 - 1),
-    (PROMPT + "sampling {n: 1}", "sampling.top_k", 0),
+    (PROMPT + "sampling {repetition_penalty: 1.5}", "sampling.repetition_penalty", 1.5),
+    (PROMPT + "sampling {frequency_penalty: -2}", "sampling.frequency_penalty", -2.0),
+    (PROMPT + "sampling {presence_penalty: 0.5}", "sampling.presence_penalty", 0.5),
+    (
+        PROMPT + "sampling {logit_bias {key: 9 value: 2} logit_bias {key: 0 value: -100}}",
+        "sampling.logit_bias",
+        ((0, -100.0), (9, 2.0)),
+    ),
+    (PROMPT, "sampling.n", 1),
+    (PROMPT + "sampling {n: 4}", "num_completions", 4),
+    (PROMPT + "sampling {json_schema: '{}'}", "sampling.constraint", Constraint(ConstraintKind.JSON_SCHEMA, "{}")),
+    (PROMPT + "sampling {regex: 'a+'}", "sampling.constraint", Constraint(ConstraintKind.REGEX, "a+")),
+    (
+        PROMPT + "sampling {grammar: 'start: /a/'}",
+        "sampling.constraint",
+        Constraint(ConstraintKind.GRAMMAR, "start: /a/"),
+    ),
+    (
+        PROMPT + "sampling {choices {values: ['a', 'b']}}",
+        "sampling.constraint",
+        Constraint(ConstraintKind.CHOICES, choices=("a", "b")),
+    ),
+    (PROMPT, "logprobs", None),
+    (PROMPT + "output {logprobs: 0}", "logprobs", 0),
+    (PROMPT + "output {prompt_logprobs: 20}", "prompt_logprobs", 20),
+    (PROMPT, "resumed", {}),
+    (PROMPT + "resume {token_ids: [8, 9]}", "resumed", {0: (8, 9)}),
+    (PROMPT + "resume {token_ids: [8, 9]}", "input_token_ids", (5, 6, 7, 8, 9)),
+    (PROMPT + "sampling {n: 3} resume {index: 2 token_ids: 8} resume {index: 1}", "resumed", {2: (8,)}),
+    (PROMPT + "sampling {n: 3} resume {index: 2 token_ids: 8}", "input_token_ids", (5, 6, 7)),
+    (PROMPT + "resume {token_ids: [8, 9]}", "max_total_len", 11),
     (PROMPT + "stopping {max_tokens: 1}", "stopping.max_tokens", 1),
     (PROMPT + "stopping {max_tokens: 1}", "max_total_len", 4),
     (PROMPT + "stopping {max_tokens: 1000}", "stopping.max_tokens", 1000),
@@ -140,7 +176,7 @@ def test_an_embeddings_prompt_is_its_vectors(text: str, vectors: list[list[float
 
 SAMPLING, STOPPING = Reason.SAMPLING_INVALID, Reason.STOPPING_INVALID
 REFUSED: list[tuple[str, Reason, dict[str, str]]] = [
-    ("", Reason.PROMPT_MISSING, {}),
+    ("", Reason.PROMPT_MISSING, {"field": "prompt"}),
     ("text: ''", Reason.PROMPT_EMPTY, {"field": "prompt", "prompt_tokens": "0", "max_model_len": "20"}),
     ("token_ids {}", Reason.PROMPT_EMPTY, {"field": "prompt", "prompt_tokens": "0", "max_model_len": "20"}),
     (
@@ -151,7 +187,7 @@ REFUSED: list[tuple[str, Reason, dict[str, str]]] = [
     (
         "token_ids {ids: [1, 272]}",
         Reason.TOKEN_ID_OUT_OF_RANGE,
-        {"token_id": "272", "position": "1", "vocab_size": "272"},
+        {"field": "token_ids.ids", "token_id": "272", "position": "1", "vocab_size": "272"},
     ),
     ("chat {}", Reason.CHAT_INVALID, {"field": "chat.messages"}),
     (
@@ -162,7 +198,7 @@ REFUSED: list[tuple[str, Reason, dict[str, str]]] = [
     (
         "embeddings {num_tokens: 20 dtype: 'int3'}",
         Reason.PROMPT_TOO_LONG,
-        {"field": "prompt", "prompt_tokens": "20", "max_model_len": "20"},
+        {"field": "embeddings.num_tokens", "prompt_tokens": "20", "max_model_len": "20"},
     ),
     (
         "embeddings {num_tokens: 2 dtype: 'float32' data: '1234567'}",
@@ -181,11 +217,11 @@ REFUSED: list[tuple[str, Reason, dict[str, str]]] = [
         Reason.MALFORMED_MESSAGE,
         {"field": "cache_salt", "length": "1025", "max_length": "1024"},
     ),
-    (PROMPT + "model: 'other'", Reason.MODEL_UNKNOWN, {"model": "other", "served_model": "tiny"}),
+    (PROMPT + "model: 'other'", Reason.MODEL_UNKNOWN, {"field": "model", "model": "other", "served_model": "tiny"}),
     (
         PROMPT + f"request_id: '{'x' * 129}'",
         Reason.REQUEST_ID_INVALID,
-        {"length": "129", "max_length": "128"},
+        {"field": "request_id", "length": "129", "max_length": "128"},
     ),
     (
         PROMPT + "sampling {temperature: -1}",
@@ -208,6 +244,52 @@ REFUSED: list[tuple[str, Reason, dict[str, str]]] = [
         {"field": "sampling.min_p", "value": "2.0", "bounds": "[0, 1]"},
     ),
     (PROMPT + "sampling {n: 0}", SAMPLING, {"field": "sampling.n", "value": "0", "bounds": "[1, inf)"}),
+    (
+        PROMPT + "sampling {n: 5}",
+        SAMPLING,
+        {"field": "sampling.n", "value": "5", "bounds": "[1, 4] (the rows of a decode batch)"},
+    ),
+    (
+        PROMPT + "sampling {logit_bias {key: 272 value: 1}}",
+        Reason.TOKEN_ID_OUT_OF_RANGE,
+        {"field": "sampling.logit_bias[272]", "value": "272", "bounds": "[0, 272)"},
+    ),
+    (
+        PROMPT + "output {logprobs: 21}",
+        Reason.OUTPUT_INVALID,
+        {"field": "output.logprobs", "value": "21", "bounds": "[0, 20]"},
+    ),
+    (
+        PROMPT + "output {prompt_logprobs: 21}",
+        Reason.OUTPUT_INVALID,
+        {"field": "output.prompt_logprobs", "value": "21", "bounds": "[0, 20]"},
+    ),
+    (VECTORS + "output {prompt_logprobs: 0}", Reason.OUTPUT_INVALID, {"field": "output.prompt_logprobs"}),
+    (
+        PROMPT + "output {prompt_logprobs: 0} resume {token_ids: 1}",
+        Reason.OUTPUT_INVALID,
+        {"field": "output.prompt_logprobs"},
+    ),
+    (
+        PROMPT + "resume {index: 1}",
+        Reason.RESUME_INVALID,
+        {"field": "resume[0].index", "value": "1", "bounds": "[0, 1), each once"},
+    ),
+    (
+        PROMPT + "sampling {n: 2} resume {index: 1 token_ids: 8} resume {index: 1 token_ids: 8}",
+        Reason.RESUME_INVALID,
+        {"field": "resume[1].index", "value": "1", "bounds": "[0, 2), each once"},
+    ),
+    (
+        PROMPT + "stopping {max_tokens: 2} resume {token_ids: [8, 9, 10]}",
+        Reason.RESUME_INVALID,
+        {"field": "resume[0].token_ids", "value": "3", "bounds": "[0, 2] tokens, which is all there may be"},
+    ),
+    (
+        PROMPT + "resume {token_ids: 272}",
+        Reason.TOKEN_ID_OUT_OF_RANGE,
+        {"field": "resume[0].token_ids", "token_id": "272", "position": "0", "vocab_size": "272"},
+    ),
     (
         PROMPT + "stopping {max_tokens: 0}",
         STOPPING,
@@ -250,32 +332,27 @@ def test_a_wrong_field_is_refused_with_its_numbers(
     assert (caught.value.reason, caught.value.metadata) == (reason, metadata)
 
 
-UNIMPLEMENTED = {
-    "sampling.repetition_penalty": PROMPT + "sampling {repetition_penalty: 1}",
-    "sampling.frequency_penalty": PROMPT + "sampling {frequency_penalty: 0}",
-    "sampling.presence_penalty": PROMPT + "sampling {presence_penalty: 0}",
-    "sampling.logit_bias": PROMPT + "sampling {logit_bias {key: 1 value: 2}}",
-    "sampling.n": PROMPT + "sampling {n: 2}",
-    "sampling.json_schema": PROMPT + "sampling {json_schema: ''}",
-    "sampling.regex": PROMPT + "sampling {regex: 'a+'}",
-    "sampling.grammar": PROMPT + "sampling {grammar: 'root'}",
-    "sampling.choices": PROMPT + "sampling {choices {}}",
-    "output.logprobs": PROMPT + "output {logprobs: 0}",
-    "output.prompt_logprobs": PROMPT + "output {prompt_logprobs: 1}",
-}
+def test_a_constraint_that_cannot_be_compiled_is_refused(model: ServedModel) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        translated(PROMPT + "sampling {regex: '('}", model)
+    assert (caught.value.reason, caught.value.metadata["field"]) == (Reason.CONSTRAINT_INVALID, "sampling.regex")
 
 
-@pytest.mark.parametrize(("field", "text"), UNIMPLEMENTED.items(), ids=UNIMPLEMENTED)
-def test_an_unimplemented_field_is_refused_by_name(field: str, text: str, model: ServedModel) -> None:
-    with pytest.raises(UnimplementedFieldError) as caught:
-        translated(text, model)
-    assert caught.value.metadata == {"field": field}
-    assert caught.value.message == f"field `{field}` is not implemented in this version"
+def test_log_probabilities_that_may_not_fit_in_one_answer_are_refused(model: ServedModel) -> None:
+    wide = dataclasses.replace(model, max_model_len=10_000)
+    text = PROMPT + "output {logprobs: 20} stopping {max_tokens: %d}"
+    check_answer_len(translated(text % 8322, wide))
+    with pytest.raises(InvalidRequestError) as caught:
+        check_answer_len(translated(text % 8323, wide))
+    assert (caught.value.reason, caught.value.metadata) == (
+        Reason.OUTPUT_INVALID,
+        {"field": "output.logprobs", "logprobs": "174783", "max_logprobs": "174762"},
+    )
 
 
-def test_every_field_of_a_request_stands_in_one_of_the_tables() -> None:
-    """A field that is added to the wire contract must be served or refused, never ignored."""
-    texts = [text for text, _, _ in ACCEPTED] + list(UNIMPLEMENTED.values())
+def test_every_field_of_a_request_stands_in_the_table() -> None:
+    """A field that is added to the wire contract must be served, never ignored."""
+    texts = [text for text, _, _ in ACCEPTED]
     assert set(leaves(pb.GenerateRequest.DESCRIPTOR.fields)) == {path for text in texts for path in set_in(text)}
 
 
@@ -372,6 +449,24 @@ BY_TEXT = Finish(FinishReason.STOP, matched_text="END")
     ("event", "text"),
     [
         (Started("r", 9, 4), "started {request_id: 'r' prompt_tokens: 9 cached_tokens: 4}"),
+        (
+            Started("r", 2, 0, (TokenLogprobs(TokenLogprob(65, -0.5, 1)),)),
+            """started {
+                request_id: 'r' prompt_tokens: 2
+                prompt_logprobs {token {token_id: 65 logprob: -0.5 rank: 1 text: 'A'}}
+            }""",
+        ),
+        (
+            Delta("b", (66,), 3, (TokenLogprobs(TokenLogprob(66, -2, 2), (TokenLogprob(67, -1, 1),)),)),
+            """delta {
+                index: 3 text: 'b' token_ids: 66
+                logprobs {
+                    token {token_id: 66 logprob: -2 rank: 2 text: 'B'}
+                    alternatives {token_id: 67 logprob: -1 rank: 1 text: 'C'}
+                }
+            }""",
+        ),
+        (Finished(BY_TEXT, 2), "finished {index: 2 finish_reason: FINISH_REASON_STOP matched_stop {text: 'END'}}"),
         (Delta("ab", (1, 2)), "delta {text: 'ab' token_ids: [1, 2]}"),
         (Finished(Finish(FinishReason.LENGTH)), "finished {finish_reason: FINISH_REASON_LENGTH}"),
         (Finished(BY_TOKEN), "finished {finish_reason: FINISH_REASON_STOP matched_stop {token_id: 0}}"),
@@ -380,12 +475,31 @@ BY_TEXT = Finish(FinishReason.STOP, matched_text="END")
     ],
 )
 def test_events_as_messages(event: Any, text: str) -> None:
-    assert event_to_proto(event, wants_token_ids=True) == text_format.Parse(text, pb.StreamGenerateResponse())
+    assert event_to_proto(event, True, chr) == text_format.Parse(text, pb.StreamGenerateResponse())
 
 
 def test_token_ids_are_sent_on_request_only() -> None:
-    message = event_to_proto(Delta("ab", (1, 2)), wants_token_ids=False)
+    message = event_to_proto(Delta("ab", (1, 2)), False, chr)
     assert message == text_format.Parse("delta {text: 'ab'}", pb.StreamGenerateResponse())
+
+
+def test_several_completions_as_one_answer() -> None:
+    events: list[GenerationEvent] = [
+        Started("r", 9, 4),
+        Delta("x", (1,), 1),
+        Delta("a", (2,)),
+        Finished(Finish(FinishReason.LENGTH), 1),
+        Delta("b", (3,)),
+        Finished(BY_TEXT),
+        USAGE,
+    ]
+    text = f"""
+        request_id: 'r'
+        completions {{text: 'ab' finish_reason: FINISH_REASON_STOP matched_stop {{text: 'END'}}}}
+        completions {{index: 1 text: 'x' finish_reason: FINISH_REASON_LENGTH}}
+        usage {{{USAGE_TEXT}}}
+    """
+    assert events_to_proto(events, False, chr) == text_format.Parse(text, pb.GenerateResponse())
 
 
 @pytest.mark.parametrize(("wants_token_ids", "ids"), [(True, "token_ids: [1, 2, 3]"), (False, "")])
@@ -396,7 +510,8 @@ def test_a_stream_as_one_answer(wants_token_ids: bool, ids: str) -> None:
         completions {{text: 'abc' {ids} finish_reason: FINISH_REASON_STOP matched_stop {{text: 'END'}}}}
         usage {{{USAGE_TEXT}}}
     """
-    message = completion_to_proto("r", deltas, BY_TEXT, USAGE, wants_token_ids)
+    events: list[GenerationEvent] = [Started("r", 9, 4), *deltas, Finished(BY_TEXT), USAGE]
+    message = events_to_proto(events, wants_token_ids, chr)
     assert message == text_format.Parse(text, pb.GenerateResponse())
 
 

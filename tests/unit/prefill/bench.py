@@ -83,6 +83,11 @@ def handles(job: PrefillJob) -> list[HandleReady]:
 def spans(ready: list[HandleReady]) -> list[tuple[int, int, bool, int | None]]:
     """(first token, end token, whether final, first generated token) of each handle."""
     return [
-        (message.handle.first_token, message.handle.end_token, message.handle.is_final, message.first_token_id)
+        (
+            message.handle.first_token,
+            message.handle.end_token,
+            message.handle.is_final,
+            message.first_tokens[0].token_id if message.first_tokens else None,
+        )
         for message in ready
     ]

@@ -26,7 +26,7 @@ from tests.unit.worker.counting_runner import CountingRunner
 LIMITS = StepLimits(budget=8, threshold=0, max_partial_prefills=0, max_num_rows=4, ladder=Ladder((1, 2, 4, 8)))
 MIXED = TokenWalk("mixed", LIMITS)
 DECODE = WalkChoice(MIXED, MIXED, decode="decode")
-PREFILL = WalkChoice(TokenWalk("prefill_text", LIMITS), max_new_tokens=1)
+PREFILL = WalkChoice(TokenWalk("prefill_text", LIMITS))
 WAIT_S = 10.0
 
 
@@ -115,9 +115,13 @@ def test_decode_rows_and_prompt_chunks_share_a_mixed_step() -> None:
 
 def test_prefill_retires_a_sequence_after_its_first_token() -> None:
     runner = CountingRunner()
-    with running(runner, PREFILL, sequence("a", [1, 2], max_tokens=50)) as started:
+    with running(runner, PREFILL, sequence("a", [1, 2], max_tokens=1)) as started:
         assert started.until_retired("a") == [
-            [ChunkLanded("a", 2), TokenSampled("a", 3, None), Retired("a", num_computed_tokens=2)]
+            [
+                ChunkLanded("a", 2),
+                TokenSampled("a", 3, Finish(FinishReason.LENGTH)),
+                Retired("a", num_computed_tokens=2),
+            ]
         ]
     assert runner.shapes == [("prefill_text", [(0, 2)])]
 
