@@ -3,11 +3,14 @@
 Needs grpcio and protobuf only, and brings the generated package `baton.v1` along.
 """
 
+from baton_client._wire import FieldViolation
 from baton_client.aio import AsyncBatonClient, AsyncCompletionStream
+from baton_client.attempts import DEFAULT_RESUME_TIMEOUT_S
 from baton_client.errors import (
     AlreadyExists,
     BatonClientError,
     Cancelled,
+    DataLoss,
     DeadlineExceeded,
     FailedPrecondition,
     Internal,
@@ -16,6 +19,7 @@ from baton_client.errors import (
     ResourceExhausted,
     Unavailable,
     Unimplemented,
+    Unknown,
 )
 from baton_client.sync import BatonClient, CompletionStream
 from baton_client.targets import DEFAULT_TARGET, DEFAULT_TIMEOUT_S
@@ -47,6 +51,7 @@ from baton_client.values import (
 )
 
 __all__ = [
+    "DEFAULT_RESUME_TIMEOUT_S",
     "DEFAULT_TARGET",
     "DEFAULT_TIMEOUT_S",
     "AlreadyExists",
@@ -60,11 +65,13 @@ __all__ = [
     "Choices",
     "Completion",
     "CompletionStream",
+    "DataLoss",
     "DeadlineExceeded",
     "Delta",
     "Embeddings",
     "Event",
     "FailedPrecondition",
+    "FieldViolation",
     "FinishReason",
     "Finished",
     "GenerateResult",
@@ -87,5 +94,6 @@ __all__ = [
     "TokenLogprobs",
     "Unavailable",
     "Unimplemented",
+    "Unknown",
     "Usage",
 ]

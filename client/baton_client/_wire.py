@@ -32,6 +32,12 @@ message_type { name: "ErrorInfo"
     field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_STRING } } }
 message_type { name: "RetryInfo"
   field { name: "retry_delay" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".wire.Duration" } }
+message_type { name: "BadRequest"
+  field { name: "field_violations" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE
+          type_name: ".wire.FieldViolation" } }
+message_type { name: "FieldViolation"
+  field { name: "field" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+  field { name: "description" number: 2 label: LABEL_OPTIONAL type: TYPE_STRING } }
 message_type { name: "Duration"
   field { name: "seconds" number: 1 label: LABEL_OPTIONAL type: TYPE_INT64 }
   field { name: "nanos" number: 2 label: LABEL_OPTIONAL type: TYPE_INT32 } }
@@ -56,23 +62,35 @@ def _parsed(name: str, data: bytes) -> Any:  # noqa: ANN401
 
 
 @dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """A field of the request that is wrong: its path, such as `sampling.top_p`, and what is wrong with it."""
+
+    field: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorDetails:
     """What a google.rpc.Status says beyond code and message; `retry_after` in seconds."""
 
     reason: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     retry_after: float | None = None
+    field_violations: tuple[FieldViolation, ...] = ()
 
 
 def decode_error_details(status: bytes) -> ErrorDetails:
-    """The first ErrorInfo of Baton's domain and the first RetryInfo in a `grpc-status-details-bin` trailer.
+    """What a `grpc-status-details-bin` trailer says.
 
-    Bytes that cannot be parsed give no details: the call's own status must still reach the caller.
+    That is the first ErrorInfo of Baton's domain, the first RetryInfo, and the violations of every BadRequest. Bytes
+    that cannot be parsed give no details: the call's own status must still reach the caller.
     """
     try:
         details = [(detail.type_url.rpartition("/")[2], detail.value) for detail in _parsed("Status", status).details]
-        infos = [_parsed("ErrorInfo", value) for name, value in details if name == "google.rpc.ErrorInfo"]
-        retries = [_parsed("RetryInfo", value) for name, value in details if name == "google.rpc.RetryInfo"]
+        infos, retries, bad_requests = (
+            [_parsed(name, value) for type_name, value in details if type_name == f"google.rpc.{name}"]
+            for name in ("ErrorInfo", "RetryInfo", "BadRequest")
+        )
     except message.DecodeError:
         return ErrorDetails()
     info = next((info for info in infos if info.domain == ERROR_DOMAIN), None)
@@ -81,6 +99,11 @@ def decode_error_details(status: bytes) -> ErrorDetails:
         reason=info.reason if info else "",
         metadata=dict(info.metadata) if info else {},
         retry_after=delay.seconds + delay.nanos / 1e9 if delay is not None else None,
+        field_violations=tuple(
+            FieldViolation(violation.field, violation.description)
+            for bad_request in bad_requests
+            for violation in bad_request.field_violations
+        ),
     )
 
 

@@ -11,11 +11,12 @@ import grpc
 from baton.v1 import generation_pb2 as pb
 from baton.v1.generation_pb2_grpc import GenerationServiceStub
 from baton_client import convert, health, values
-from baton_client.errors import DeadlineExceeded, error_from_rpc
+from baton_client.attempts import DEFAULT_RESUME_TIMEOUT_S, Attempts, PatientAttempts
+from baton_client.errors import BatonClientError, DeadlineExceeded, closed, error_from_rpc
+from baton_client.resumption import Exchange, new_exchange
 from baton_client.targets import (
     DEFAULT_TARGET,
     DEFAULT_TIMEOUT_S,
-    Attempts,
     channel_options,
     check_timeout,
     parse_targets,
@@ -42,16 +43,15 @@ class AsyncCompletionStream(Generic[_Item]):
     def __init__(
         self,
         stub_of: "Callable[[str], GenerationServiceAsyncStub]",
-        request: pb.StreamGenerateRequest,
+        exchange: Exchange,
         attempts: Attempts,
         decode: Callable[[pb.StreamGenerateResponse], _Item | None],
     ) -> None:
         self._stub_of = stub_of
-        self._request = request
+        self._exchange = exchange
         self._attempts = attempts
         self._decode = decode
         self._call: grpc.aio.UnaryStreamCall[pb.StreamGenerateRequest, pb.StreamGenerateResponse] | None = None
-        self._has_started = False
         self._is_closed = False
 
     def __aiter__(self) -> Self:
@@ -65,30 +65,43 @@ class AsyncCompletionStream(Generic[_Item]):
         raise StopAsyncIteration
 
     async def _next_message(self) -> pb.StreamGenerateResponse | None:
-        """The next message, from the next target if one is unavailable before the first; None at the end."""
+        """The next message that the caller sees, from another target if one is lost and may be; None at the end."""
         while not self._is_closed:
-            if self._call is None:
-                stub = self._stub_of(self._attempts.target)
-                self._call = stub.StreamGenerate(self._request, timeout=self._attempts.remaining)
             try:
-                message = await self._call.read()
+                message = await self._running_call().read()
             except grpc.RpcError as error:
-                await self._recover(error)
-            except asyncio.CancelledError:
-                if not self._is_closed or _is_cancelled():
+                await self._recover(error_from_rpc(error), error)
+                continue
+            except asyncio.CancelledError as error:
+                if _is_cancelled():
                     raise
-            else:
-                self._has_started = True
-                return message if isinstance(message, pb.StreamGenerateResponse) else None
+                await self._recover(closed(), error)
+                continue
+            if not isinstance(message, pb.StreamGenerateResponse):
+                return None
+            if (seen := self._exchange.pass_on(message)) is not None:
+                self._attempts.note_arrival()
+                return seen
         return None
 
-    async def _recover(self, error: grpc.RpcError) -> None:
-        """Prepares another attempt, or raises."""
-        failure = error_from_rpc(error)
+    def _running_call(self) -> "grpc.aio.UnaryStreamCall[pb.StreamGenerateRequest, pb.StreamGenerateResponse]":
+        if self._call is None:
+            stub = self._stub_of(self._attempts.target)
+            self._call = stub.StreamGenerate(self._exchange.next_request(), timeout=self._attempts.remaining)
+        return self._call
+
+    async def _recover(self, failure: BatonClientError, cause: BaseException) -> None:
+        """Prepares another attempt, or raises; ends a stream that is closed or has said all."""
         self._call = None
-        if self._has_started:
-            raise failure from error
-        await asyncio.sleep(self._attempts.next_delay(failure))
+        self._is_closed = self._is_closed or self._exchange.is_complete
+        if self._is_closed:
+            return
+        try:
+            delay = self._attempts.next_delay(failure)
+        except BatonClientError:
+            self._is_closed = True
+            raise failure from cause
+        await asyncio.sleep(delay)
 
     async def aclose(self) -> None:
         """Cancels the call if it still runs; iteration ends."""
@@ -123,14 +136,21 @@ class AsyncBatonClient:
     finds its target unavailable before anything was streamed goes on to the next target, each once at most. A client
     belongs to the event loop that makes its first call.
 
+    With `resume=True` a stream goes on after the loss of its server: another one, or the same when it is back, gets the
+    tokens so far, and the caller sees one unbroken stream, with the tokens that the lost server would have given. The
+    request gets a seed if it has none. It fails when `resume_timeout` seconds of failures have brought nothing new, or
+    at its deadline. `Usage` counts all tokens; its `cached_tokens` and `timings` are those of the last attempt.
+
     Args:
         targets: "host:port", several of them joined by commas, or a sequence.
         timeout: seconds that a call may take, unless the call says otherwise. Every call has a deadline.
         credentials: for TLS; None connects in plain text.
+        resume: whether `generate`, `stream` and `stream_messages` do so, unless the call says otherwise.
+        resume_timeout: seconds.
 
     Raises:
         ValueError: `targets` has none, or one that is none.
-        InvalidArgument: `timeout` is none that a call can have.
+        InvalidArgument: `timeout` or `resume_timeout` is none that a call can have.
 
     Raises (from every call):
         BatonClientError: the call failed; its subclasses tell the statuses apart.
@@ -143,9 +163,14 @@ class AsyncBatonClient:
         *,
         timeout: float = DEFAULT_TIMEOUT_S,
         credentials: grpc.ChannelCredentials | None = None,
+        resume: bool = False,
+        resume_timeout: float = DEFAULT_RESUME_TIMEOUT_S,
     ) -> None:
         self._targets = parse_targets(targets)
         self._timeout = check_timeout(timeout)
+        self._resume = resume
+        self._resume_timeout = check_timeout(resume_timeout)
+        self._is_closed = False
         self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._turns = turns(len(self._targets))
@@ -155,27 +180,39 @@ class AsyncBatonClient:
         prompt: values.Prompt,
         *,
         timeout: float | None = None,  # noqa: ASYNC109 (the call's deadline, which the server learns)
+        resume: bool | None = None,
         **options: Unpack[values.Options],
     ) -> values.GenerateResult:
         """The whole completion of `prompt` in one answer; `timeout` in seconds."""
+        if self._resumes(resume):
+            async with self.stream(prompt, timeout=timeout, resume=True, **options) as events:
+                return values.GenerateResult.from_events([event async for event in events])
         request = convert.fill_request(pb.GenerateRequest(), prompt, options)
         return convert.result_from_message(
             await self._call(lambda stub, seconds: stub.Generate(request, timeout=seconds), timeout)
         )
 
     def stream(
-        self, prompt: values.Prompt, *, timeout: float | None = None, **options: Unpack[values.Options]
+        self,
+        prompt: values.Prompt,
+        *,
+        timeout: float | None = None,
+        resume: bool | None = None,
+        **options: Unpack[values.Options],
     ) -> AsyncCompletionStream[values.Event]:
         """The completion of `prompt` as it is generated: `Started`, `Delta`s, a `Finished` for each index, `Usage`."""
-        request = convert.fill_request(pb.StreamGenerateRequest(), prompt, options)
-        return AsyncCompletionStream(self._stub, request, self._attempts(timeout), convert.event_from_message)
+        return self._stream(prompt, options, timeout, resume, convert.event_from_message)
 
     def stream_messages(
-        self, prompt: values.Prompt, *, timeout: float | None = None, **options: Unpack[values.Options]
+        self,
+        prompt: values.Prompt,
+        *,
+        timeout: float | None = None,
+        resume: bool | None = None,
+        **options: Unpack[values.Options],
     ) -> AsyncCompletionStream[pb.StreamGenerateResponse]:
         """As `stream`, but the protobuf messages themselves."""
-        request = convert.fill_request(pb.StreamGenerateRequest(), prompt, options)
-        return AsyncCompletionStream(self._stub, request, self._attempts(timeout), lambda message: message)
+        return self._stream(prompt, options, timeout, resume, lambda message: message)
 
     async def tokenize(
         self,
@@ -239,6 +276,7 @@ class AsyncBatonClient:
 
     async def close(self) -> None:
         """Closes the channels; calls that still run are cancelled."""
+        self._is_closed = True
         for channel in self._channels.values():
             await channel.close()
 
@@ -257,10 +295,32 @@ class AsyncBatonClient:
         return self._channels[target]
 
     def _stub(self, target: str) -> "GenerationServiceAsyncStub":
+        if self._is_closed:
+            raise closed()
         return GenerationServiceStub(self._channel(target))
+
+    def _stream(
+        self,
+        prompt: values.Prompt,
+        options: values.Options,
+        timeout: float | None,
+        resume: bool | None,
+        decode: Callable[[pb.StreamGenerateResponse], _Item | None],
+    ) -> AsyncCompletionStream[_Item]:
+        request = convert.fill_request(pb.StreamGenerateRequest(), prompt, options)
+        resumes = self._resumes(resume)
+        attempts = self._patient_attempts(timeout) if resumes else self._attempts(timeout)
+        return AsyncCompletionStream(self._stub, new_exchange(request, resumes), attempts, decode)
+
+    def _resumes(self, resume: bool | None) -> bool:
+        return self._resume if resume is None else resume
 
     def _attempts(self, timeout: float | None) -> Attempts:
         return Attempts(self._targets, next(self._turns), self._timeout if timeout is None else timeout)
+
+    def _patient_attempts(self, timeout: float | None) -> PatientAttempts:
+        seconds = self._timeout if timeout is None else timeout
+        return PatientAttempts(self._targets, next(self._turns), seconds, self._resume_timeout)
 
     async def _call(
         self,

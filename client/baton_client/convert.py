@@ -33,11 +33,14 @@ def fill_request(request: _Request, prompt: values.Prompt, options: values.Optio
     sampling = _merged(rest.pop("sampling", values.Sampling()), rest)
     stopping = _merged(rest.pop("stopping", values.Stopping()), rest)
     output = _merged(rest.pop("output", values.Output()), rest)
+    resumptions = rest.pop("resumptions", None) or {}
     unknown = rest.keys() - {"request_id", "model", "priority", "cache_salt"}
     if unknown:
         raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
     fill_prompt(request, prompt)
     _assign(request, "", rest)
+    for index, token_ids in resumptions.items():
+        _assign(request.resume.add(), f"resume[{len(request.resume) - 1}].", {"index": index, "token_ids": token_ids})
     if sampling != values.Sampling():
         _fill_sampling(request.sampling, sampling)
     if stopping != values.Stopping():

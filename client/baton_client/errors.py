@@ -10,17 +10,20 @@
     ├── Unavailable           no server, or one that takes no work now
     ├── DeadlineExceeded      the call's time ran out
     ├── Cancelled             the call was cancelled
-    └── Internal              the server failed
+    ├── DataLoss              KV was lost between two services
+    ├── Internal              the server failed
+    └── Unknown               the server failed, and did not say how
 
-A status that has no class of its own is a plain `BatonClientError`.
+A status that has no class of its own is a plain `BatonClientError`. `reason` tells the causes of one status apart:
+`except InvalidArgument as error: if error.reason == "PROMPT_TOO_LONG"`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import grpc
 
-from baton_client._wire import decode_error_details
+from baton_client._wire import FieldViolation, decode_error_details
 
 _DETAILS_KEY = "grpc-status-details-bin"
 
@@ -34,6 +37,7 @@ class BatonClientError(Exception):
         reason: one of Baton's closed set of reasons (`PROMPT_TOO_LONG`, `QUEUE_FULL`, …); empty if none was sent.
         metadata: the numbers and names that belong to the reason.
         retry_after: seconds after which the server suggests to try again, or None.
+        field_violations: the fields of the request that are wrong, and what is wrong with each.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class BatonClientError(Exception):
         reason: str = "",
         metadata: Mapping[str, str] | None = None,
         retry_after: float | None = None,
+        field_violations: Sequence[FieldViolation] = (),
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -51,6 +56,7 @@ class BatonClientError(Exception):
         self.reason = reason
         self.metadata = dict(metadata or {})
         self.retry_after = retry_after
+        self.field_violations = tuple(field_violations)
 
 
 class InvalidArgument(BatonClientError):  # noqa: N818 (named after the gRPC statuses, as are all below)
@@ -89,8 +95,16 @@ class Cancelled(BatonClientError):  # noqa: N818
     """The call was cancelled."""
 
 
+class DataLoss(BatonClientError):  # noqa: N818
+    """KV did not get from one service to the other; the same request may well succeed."""
+
+
 class Internal(BatonClientError):  # noqa: N818
     """The server failed."""
+
+
+class Unknown(BatonClientError):  # noqa: N818
+    """The server failed in a way that it did not foresee."""
 
 
 _CLASSES: dict[grpc.StatusCode, type[BatonClientError]] = {
@@ -103,7 +117,9 @@ _CLASSES: dict[grpc.StatusCode, type[BatonClientError]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: Cancelled,
+    grpc.StatusCode.DATA_LOSS: DataLoss,
     grpc.StatusCode.INTERNAL: Internal,
+    grpc.StatusCode.UNKNOWN: Unknown,
 }
 
 
@@ -114,7 +130,13 @@ def invalid_argument(message: str, field: str, value: object) -> InvalidArgument
         status=grpc.StatusCode.INVALID_ARGUMENT,
         reason="MALFORMED_MESSAGE",
         metadata={"field": field, "value": repr(value)},
+        field_violations=(FieldViolation(field, message),),
     )
+
+
+def closed() -> Cancelled:
+    """The exception for a call that ends, or never begins, because its client was closed."""
+    return Cancelled("the client was closed", status=grpc.StatusCode.CANCELLED)
 
 
 def error_from_rpc(error: grpc.RpcError) -> BatonClientError:
@@ -129,4 +151,5 @@ def error_from_rpc(error: grpc.RpcError) -> BatonClientError:
         reason=details.reason,
         metadata=details.metadata,
         retry_after=details.retry_after,
+        field_violations=details.field_violations,
     )

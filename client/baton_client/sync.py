@@ -1,5 +1,6 @@
 """The client for threads: every call blocks until its answer, or its next event, is there."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -10,11 +11,12 @@ import grpc
 from baton.v1 import generation_pb2 as pb
 from baton.v1.generation_pb2_grpc import GenerationServiceStub
 from baton_client import convert, health, values
-from baton_client.errors import DeadlineExceeded, error_from_rpc
+from baton_client.attempts import DEFAULT_RESUME_TIMEOUT_S, Attempts, PatientAttempts
+from baton_client.errors import BatonClientError, DeadlineExceeded, closed, error_from_rpc
+from baton_client.resumption import Exchange, new_exchange
 from baton_client.targets import (
     DEFAULT_TARGET,
     DEFAULT_TIMEOUT_S,
-    Attempts,
     channel_options,
     check_timeout,
     parse_targets,
@@ -45,18 +47,17 @@ class CompletionStream(Generic[_Item]):
 
     def __init__(
         self,
-        stubs: dict[str, GenerationServiceStub],
-        request: pb.StreamGenerateRequest,
+        stub_of: Callable[[str], GenerationServiceStub],
+        exchange: Exchange,
         attempts: Attempts,
         decode: Callable[[pb.StreamGenerateResponse], _Item | None],
     ) -> None:
-        self._stubs = stubs
-        self._request = request
+        self._stub_of = stub_of
+        self._exchange = exchange
         self._attempts = attempts
         self._decode = decode
         self._call: _RunningCall | None = None
-        self._has_started = False
-        self._is_closed = False
+        self._closing = threading.Event()
 
     def __iter__(self) -> Self:
         return self
@@ -69,35 +70,49 @@ class CompletionStream(Generic[_Item]):
         raise StopIteration
 
     def _next_message(self) -> pb.StreamGenerateResponse | None:
-        """The next message, from the next target if one is unavailable before the first; None at the end."""
-        while not self._is_closed:
-            if self._call is None:
-                stub = self._stubs[self._attempts.target]
-                self._call = stub.StreamGenerate(self._request, timeout=self._attempts.remaining)
+        """The next message that the caller sees, from another target if one is lost and may be; None at the end."""
+        while not self._closing.is_set():
             try:
-                message = next(self._call, None)
+                message = next(self._running_call(), None)
             except grpc.RpcError as error:
                 self._recover(error)
-            else:
-                self._has_started = True
-                return message
+                continue
+            if message is None:
+                return None
+            if (seen := self._exchange.pass_on(message)) is not None:
+                self._attempts.note_arrival()
+                return seen
         return None
 
+    def _running_call(self) -> _RunningCall:
+        if self._call is None:
+            stub = self._stub_of(self._attempts.target)
+            self._call = stub.StreamGenerate(self._exchange.next_request(), timeout=self._attempts.remaining)
+            if self._closing.is_set():  # by another thread, which found no call to cancel
+                self._call.cancel()
+        return self._call
+
     def _recover(self, error: grpc.RpcError) -> None:
-        """Prepares another attempt, or raises."""
-        if self._is_closed:
+        """Prepares another attempt, or raises; ends a stream that is closed or has said all."""
+        self._call = None
+        if self._exchange.is_complete:
+            self._closing.set()
+        if self._closing.is_set():
             return
         failure = error_from_rpc(error)
-        self._call = None
-        if self._has_started:
+        try:
+            delay = self._attempts.next_delay(failure)
+        except BatonClientError:
+            self._closing.set()
             raise failure from error
-        time.sleep(self._attempts.next_delay(failure))
+        self._closing.wait(delay)
 
     def close(self) -> None:
         """Cancels the call if it still runs; iteration ends."""
-        self._is_closed = True
-        if self._call is not None:
-            self._call.cancel()
+        self._closing.set()
+        call = self._call
+        if call is not None:
+            call.cancel()
 
     def __enter__(self) -> Self:
         return self
@@ -123,14 +138,21 @@ class BatonClient:
     finds its target unavailable before anything was streamed goes on to the next target, each once at most. It may be
     used from several threads.
 
+    With `resume=True` a stream goes on after the loss of its server: another one, or the same when it is back, gets the
+    tokens so far, and the caller sees one unbroken stream, with the tokens that the lost server would have given. The
+    request gets a seed if it has none. It fails when `resume_timeout` seconds of failures have brought nothing new, or
+    at its deadline. `Usage` counts all tokens; its `cached_tokens` and `timings` are those of the last attempt.
+
     Args:
         targets: "host:port", several of them joined by commas, or a sequence.
         timeout: seconds that a call may take, unless the call says otherwise. Every call has a deadline.
         credentials: for TLS; None connects in plain text.
+        resume: whether `generate`, `stream` and `stream_messages` do so, unless the call says otherwise.
+        resume_timeout: seconds.
 
     Raises:
         ValueError: `targets` has none, or one that is none.
-        InvalidArgument: `timeout` is none that a call can have.
+        InvalidArgument: `timeout` or `resume_timeout` is none that a call can have.
 
     Raises (from every call):
         BatonClientError: the call failed; its subclasses tell the statuses apart.
@@ -143,35 +165,56 @@ class BatonClient:
         *,
         timeout: float = DEFAULT_TIMEOUT_S,
         credentials: grpc.ChannelCredentials | None = None,
+        resume: bool = False,
+        resume_timeout: float = DEFAULT_RESUME_TIMEOUT_S,
     ) -> None:
         self._targets = parse_targets(targets)
         self._timeout = check_timeout(timeout)
+        self._resume = resume
+        self._resume_timeout = check_timeout(resume_timeout)
+        self._is_closed = False
         self._channels = {target: _open_channel(target, credentials) for target in self._targets}
         self._stubs = {target: GenerationServiceStub(channel) for target, channel in self._channels.items()}
         self._turns = turns(len(self._targets))
 
     def generate(
-        self, prompt: values.Prompt, *, timeout: float | None = None, **options: Unpack[values.Options]
+        self,
+        prompt: values.Prompt,
+        *,
+        timeout: float | None = None,
+        resume: bool | None = None,
+        **options: Unpack[values.Options],
     ) -> values.GenerateResult:
         """The whole completion of `prompt` in one answer; `timeout` in seconds."""
+        if self._resumes(resume):
+            with self.stream(prompt, timeout=timeout, resume=True, **options) as events:
+                return values.GenerateResult.from_events(events)
         request = convert.fill_request(pb.GenerateRequest(), prompt, options)
         return convert.result_from_message(
             self._call(lambda stub, seconds: stub.Generate(request, timeout=seconds), timeout)
         )
 
     def stream(
-        self, prompt: values.Prompt, *, timeout: float | None = None, **options: Unpack[values.Options]
+        self,
+        prompt: values.Prompt,
+        *,
+        timeout: float | None = None,
+        resume: bool | None = None,
+        **options: Unpack[values.Options],
     ) -> CompletionStream[values.Event]:
         """The completion of `prompt` as it is generated: `Started`, `Delta`s, a `Finished` for each index, `Usage`."""
-        request = convert.fill_request(pb.StreamGenerateRequest(), prompt, options)
-        return CompletionStream(self._stubs, request, self._attempts(timeout), convert.event_from_message)
+        return self._stream(prompt, options, timeout, resume, convert.event_from_message)
 
     def stream_messages(
-        self, prompt: values.Prompt, *, timeout: float | None = None, **options: Unpack[values.Options]
+        self,
+        prompt: values.Prompt,
+        *,
+        timeout: float | None = None,
+        resume: bool | None = None,
+        **options: Unpack[values.Options],
     ) -> CompletionStream[pb.StreamGenerateResponse]:
         """As `stream`, but the protobuf messages themselves."""
-        request = convert.fill_request(pb.StreamGenerateRequest(), prompt, options)
-        return CompletionStream(self._stubs, request, self._attempts(timeout), lambda message: message)
+        return self._stream(prompt, options, timeout, resume, lambda message: message)
 
     def tokenize(
         self, prompt: str | Sequence[values.ChatMessage] | values.Chat, *, model: str = "", timeout: float | None = None
@@ -223,6 +266,7 @@ class BatonClient:
 
     def close(self) -> None:
         """Closes the channels; calls that still run are cancelled."""
+        self._is_closed = True
         for channel in self._channels.values():
             channel.close()
 
@@ -234,14 +278,39 @@ class BatonClient:
     ) -> None:
         self.close()
 
+    def _stub(self, target: str) -> GenerationServiceStub:
+        if self._is_closed:
+            raise closed()
+        return self._stubs[target]
+
+    def _stream(
+        self,
+        prompt: values.Prompt,
+        options: values.Options,
+        timeout: float | None,
+        resume: bool | None,
+        decode: Callable[[pb.StreamGenerateResponse], _Item | None],
+    ) -> CompletionStream[_Item]:
+        request = convert.fill_request(pb.StreamGenerateRequest(), prompt, options)
+        resumes = self._resumes(resume)
+        attempts = self._patient_attempts(timeout) if resumes else self._attempts(timeout)
+        return CompletionStream(self._stub, new_exchange(request, resumes), attempts, decode)
+
+    def _resumes(self, resume: bool | None) -> bool:
+        return self._resume if resume is None else resume
+
     def _attempts(self, timeout: float | None) -> Attempts:
         return Attempts(self._targets, next(self._turns), self._timeout if timeout is None else timeout)
+
+    def _patient_attempts(self, timeout: float | None) -> PatientAttempts:
+        seconds = self._timeout if timeout is None else timeout
+        return PatientAttempts(self._targets, next(self._turns), seconds, self._resume_timeout)
 
     def _call(self, call: Callable[[GenerationServiceStub, float], _Response], timeout: float | None) -> _Response:
         attempts = self._attempts(timeout)
         while True:
             try:
-                return call(self._stubs[attempts.target], attempts.remaining)
+                return call(self._stub(attempts.target), attempts.remaining)
             except grpc.RpcError as error:
                 delay = attempts.next_delay(error_from_rpc(error))
             time.sleep(delay)

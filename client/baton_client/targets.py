@@ -1,15 +1,11 @@
-"""Which server a call goes to, for how long, and how often it is tried."""
+"""The servers that calls can go to, and the channels to them."""
 
 import itertools
-import math
 import random
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-import grpc
-
-from baton_client.errors import BatonClientError, invalid_argument
+from baton_client.errors import invalid_argument
 
 DEFAULT_TARGET = "localhost:50051"
 DEFAULT_TIMEOUT_S = 600.0
@@ -25,8 +21,6 @@ MAX_TIMEOUT_S = 1e9
 
 _KEEPALIVE_TIMEOUT_MS = 10_000
 
-_FIRST_DELAY_S = 0.05
-_LONGEST_DELAY_S = 1.0
 _LOOPBACK_HOSTS = ("localhost:", "127.", "[::1]:")
 _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:", "google-c2p:")
 """Of gRPC's name resolvers, which read the rest of a target in their own ways."""
@@ -99,51 +93,3 @@ def channel_options(target: str) -> list[tuple[str, int]]:
     if target.startswith(_LOOPBACK_HOSTS):
         options.append(("grpc.enable_http_proxy", 0))
     return options
-
-
-class Attempts:
-    """The attempts of one call: each target once at most, beginning with `first`, all within `timeout` seconds.
-
-    Raises:
-        InvalidArgument: `timeout` is none that a call can have.
-    """
-
-    def __init__(
-        self,
-        targets: Sequence[str],
-        first: int,
-        timeout: float,
-        clock: Callable[[], float] = time.monotonic,
-        uniform: Callable[[float, float], float] = random.uniform,
-    ) -> None:
-        self._targets = targets
-        self._first = first
-        self._num_failed = 0
-        self._clock = clock
-        self._uniform = uniform
-        self._deadline = clock() + check_timeout(timeout)
-
-    @property
-    def target(self) -> str:
-        """The target to try now."""
-        return self._targets[(self._first + self._num_failed) % len(self._targets)]
-
-    @property
-    def remaining(self) -> float:
-        """Seconds until the deadline, 0 when it has passed."""
-        return max(0.0, self._deadline - self._clock())
-
-    def next_delay(self, error: BatonClientError) -> float:
-        """Moves on to the next target after `error`; returns the seconds to wait before it is tried.
-
-        Raises:
-            BatonClientError: `error` itself, where another target would not help or no target or time is left.
-        """
-        self._num_failed += 1
-        if error.status is not grpc.StatusCode.UNAVAILABLE or self._num_failed == len(self._targets):
-            raise error
-        longest = min(math.ldexp(_FIRST_DELAY_S, self._num_failed - 1), _LONGEST_DELAY_S)
-        delay = longest * self._uniform(0.5, 1.0)
-        if delay >= self.remaining:
-            raise error
-        return delay

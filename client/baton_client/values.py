@@ -4,7 +4,7 @@ An option that is None is left out of the message, so that the server's default 
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self, TypeAlias, TypedDict
@@ -78,28 +78,28 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage] | Chat | Embeddi
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """The output is JSON that this schema (itself JSON text) accepts."""
+    """The output is JSON that this schema (itself JSON text) accepts, with ", " and ": " and no other white space."""
 
     schema: str
 
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """The output matches this pattern."""
+    """This pattern (Rust's syntax, without look-around and back references) matches the output from end to end."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The output is a sentence of this grammar."""
+    """The output is a sentence of this context-free grammar, in the Lark-like notation of llguidance."""
 
     grammar: str
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The output is one of these."""
+    """The output is one of these texts."""
 
     values: tuple[str, ...]
 
@@ -109,19 +109,23 @@ Constraint: TypeAlias = JsonSchema | Regex | Grammar | Choices
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen.
+    """How the next token is chosen; the fields mean, and apply in the order of, what they do in vLLM.
 
     Attributes:
-        temperature: 0 is greedy; the server's default is 1.
-        top_k: keep the k most likely tokens; 0 keeps all.
-        top_p: keep the smallest set of tokens whose probability reaches this; in (0, 1].
-        min_p: drop tokens less likely than this share of the most likely one; in [0, 1].
-        repetition_penalty: divides the logits of tokens seen before; 1 is off.
-        frequency_penalty: subtracted from a token's logit for each time it was generated; 0 is off.
-        presence_penalty: subtracted once from the logit of each generated token; 0 is off.
-        logit_bias: token id → what is added to its logit.
-        seed: the draw at output position i depends on (seed, index, i) alone.
-        n: completions of one prompt.
+        temperature: logits are divided by it. In [0, 100]; 0 is greedy; the server's default is 1.
+        top_k: keep the k most likely tokens; 0, the default, keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches this. In (0, 1]; 1 by default.
+        min_p: drop tokens less likely than this share of the most likely one. In [0, 1]; 0 by default.
+        repetition_penalty: of tokens of prompt and completion, positive logits are divided by it, others multiplied. In
+            (0, 100]; 1, the default, is off.
+        frequency_penalty: subtracted from a token's logit for each time that it is in the completion. In [-2, 2]; 0,
+            the default, is off.
+        presence_penalty: subtracted once from the logit of each token of the completion. In [-2, 2]; 0, the default, is
+            off.
+        logit_bias: token id → what is added to its logit, in [-100, 100]; at most 1024 of them.
+        seed: the draw at output position i depends on (seed, index, i) alone. In [0, 2^64); chosen by the server by
+            default.
+        n: completions of one prompt, from 1 (the default) to the rows of a decode batch.
         constraint: what the output has to be.
     """
 
@@ -143,8 +147,8 @@ class Stopping:
     """When generation ends.
 
     Attributes:
-        max_tokens: most tokens to generate.
-        min_tokens: end of sequence and stops are held off until so many tokens are generated.
+        max_tokens: most tokens to generate; by default the server's `default_max_tokens`, or what the context leaves.
+        min_tokens: end of sequence and stops are held off until so many tokens are generated; 0 by default.
         stop: generation ends where one of these appears in the text.
         stop_token_ids: generation ends at one of these tokens.
         ignore_eos: go on after the model's end-of-sequence token.
@@ -164,8 +168,9 @@ class Output:
     """What is sent back beside the text.
 
     Attributes:
-        logprobs: log-probabilities of the generated tokens, with this many alternatives.
-        prompt_logprobs: the same for the tokens of the prompt.
+        logprobs: log-probabilities of the generated tokens, with this many alternatives, in [0, 20]. They are the
+            model's own: nothing in `Sampling` changes them.
+        prompt_logprobs: the same for the tokens of the prompt, which is then computed whole; not for vectors.
         token_ids: the ids of the generated tokens.
         skip_special_tokens: whether special tokens are left out of the text; the server's default is True.
     """
@@ -179,6 +184,11 @@ class Output:
 class Options(TypedDict, total=False):
     """Keyword arguments of `generate` and `stream`.
 
+    `request_id` has at most 128 characters, and `cache_salt` 1024: requests share cached prefixes only with those of
+    the same salt. Of two requests the one of higher `priority` (0 by default) goes first. `resumptions` are the tokens
+    that completions begin with, by index, as `Delta.token_ids` had them: given the same prompt, options and seed, they
+    go on after them exactly as they would have; these tokens are counted but not sent again.
+
     The fields of `Sampling`, `Stopping` and `Output` can be given by name, alone or to change one field of the value
     that is given whole: `stream(prompt, sampling=creative, seed=7)`.
     """
@@ -187,6 +197,7 @@ class Options(TypedDict, total=False):
     model: str
     priority: int
     cache_salt: str
+    resumptions: Mapping[int, Sequence[int]]
     sampling: Sampling
     stopping: Stopping
     output: Output
@@ -226,7 +237,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token's natural log-probability; rank 1 is the most likely token."""
+    """One token's natural log-probability; rank 1 is the most likely token.
+
+    `text` is what the token alone reads as, with U+FFFD for part of a character.
+    """
 
     token_id: int
     logprob: float
@@ -236,7 +250,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The log-probability of a position's token, and of its most likely alternatives."""
+    """The log-probability of a position's token, and of its most likely alternatives, most likely first.
+
+    There are as many as were asked for; the token itself may be among them.
+    """
 
     token: TokenLogprob
     alternatives: tuple[TokenLogprob, ...]
@@ -263,7 +280,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """First event of a stream: the request was admitted."""
+    """First event of a stream: the request was admitted.
+
+    `prompt_logprobs` are those of all tokens of the prompt but the first, which nothing comes before.
+    """
 
     request_id: str
     prompt_tokens: int
@@ -292,7 +312,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Last event of a stream: what the request used."""
+    """Last event of a stream: what the request used.
+
+    `completion_tokens` are those of all indices together, `cached_tokens` those of the prompt whose KV was reused.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -305,7 +328,10 @@ Event: TypeAlias = Started | Delta | Finished | Usage
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One whole completion."""
+    """One whole completion.
+
+    `token_ids` and `logprobs` have one entry a token if they were asked for, and none otherwise.
+    """
 
     index: int
     text: str
@@ -328,6 +354,45 @@ class GenerateResult:
     def text(self) -> str:
         """Text of the first completion."""
         return self.completions[0].text
+
+    @classmethod
+    def from_events(cls, events: Iterable[Event]) -> Self:
+        """What the events of a whole stream come to.
+
+        Raises:
+            ValueError: `Started` or `Usage` is missing.
+        """
+        started: Started | None = None
+        usage: Usage | None = None
+        deltas: dict[int, list[Delta]] = {}
+        finished: list[Finished] = []
+        for event in events:
+            match event:
+                case Started():
+                    started = event
+                case Delta():
+                    deltas.setdefault(event.index, []).append(event)
+                case Finished():
+                    finished.append(event)
+                case Usage():
+                    usage = event
+        if started is None or usage is None:
+            raise ValueError("these are not all events of a stream")
+        completions = [
+            _completion(deltas.get(end.index, []), end) for end in sorted(finished, key=lambda end: end.index)
+        ]
+        return cls(started.request_id, tuple(completions), started.prompt_logprobs, usage)
+
+
+def _completion(deltas: Sequence[Delta], end: Finished) -> Completion:
+    return Completion(
+        index=end.index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        logprobs=tuple(logprobs for delta in deltas for logprobs in delta.logprobs),
+        finish_reason=end.finish_reason,
+        matched_stop=end.matched_stop,
+    )
 
 
 @dataclass(frozen=True, slots=True)

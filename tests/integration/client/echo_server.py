@@ -2,11 +2,14 @@
 """A small generation service whose answers can be computed by hand.
 
 A text's token ids are 1, 2, … one for each word, and vectors' one for each of them; completion token k (from 1) is the
-prompt's last id + k, and its text is that number and a space. So "a b c" with max_tokens 2 gives the tokens 4, 5 and
-the text "4 5 ".
+prompt's last id + k (and 100 more for each index), and its text is that number and a space. So "a b c" with max_tokens
+2 gives the tokens 4, 5 and the text "4 5 ". What a request resumes is counted, and not sent again.
+
+As a program it prints its target, and falls silent after so many deltas as its argument says.
 """
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -68,23 +71,27 @@ class EchoServicer(generation_pb2_grpc.GenerationServiceServicer):
         """The stream says nothing more after so many deltas, until it is cancelled."""
         self.failure_after: tuple[int, Failure] | None = None
         """The stream fails after so many deltas."""
+        self.losses: list[tuple[int, Failure]] = []
+        """One is taken by each stream, which fails after so many messages, `started` the first of them."""
         self.cancelled = threading.Event()
         """A stream was left before its end."""
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         await self._enter(request, context)
-        prompt, completion = _tokens(request)
+        prompt, completions = _tokens(request)
         return pb.GenerateResponse(
             request_id=request.request_id or "made-by-server",
             completions=[
                 pb.Completion(
+                    index=index,
                     text="".join(f"{token} " for token in completion),
                     token_ids=completion,
                     finish_reason=pb.FINISH_REASON_STOP,
                     matched_stop=pb.MatchedStop(text="\n"),
                 )
+                for index, completion in enumerate(completions)
             ],
-            usage=_usage(prompt, completion),
+            usage=_usage(prompt, completions),
         )
 
     async def StreamGenerate(
@@ -95,8 +102,13 @@ class EchoServicer(generation_pb2_grpc.GenerationServiceServicer):
         await self._enter(request, context)
         has_ended = False
         try:
+            loss = self.losses.pop(0) if self.losses else None
+            num_sent = 0
             async for response in self._stream(request, context):
+                if loss is not None and num_sent == loss[0]:
+                    await _abort(context, loss[1])
                 yield response
+                num_sent += 1
             has_ended = True
         except grpc.aio.AbortError:
             has_ended = True
@@ -108,17 +120,21 @@ class EchoServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _stream(
         self, request: pb.StreamGenerateRequest, context: Context
     ) -> AsyncIterator[pb.StreamGenerateResponse]:
-        prompt, completion = _tokens(request)
+        prompt, completions = _tokens(request)
         request_id = request.request_id or "made-by-server"
+        num_resumed = {begun.index: len(begun.token_ids) for begun in request.resume}
         yield pb.StreamGenerateResponse(
             started=pb.Started(request_id=request_id, prompt_tokens=len(prompt), cached_tokens=1)
         )
-        for num_sent, token in enumerate(completion):
+        num_sent = 0
+        for index, completion in enumerate(completions):
+            for token in completion[num_resumed.get(index, 0) :]:
+                await self._disturb(num_sent, context)
+                yield pb.StreamGenerateResponse(delta=pb.Delta(index=index, text=f"{token} ", token_ids=[token]))
+                num_sent += 1
             await self._disturb(num_sent, context)
-            yield pb.StreamGenerateResponse(delta=pb.Delta(text=f"{token} ", token_ids=[token]))
-        await self._disturb(len(completion), context)
-        yield pb.StreamGenerateResponse(finished=pb.Finished(finish_reason=pb.FINISH_REASON_LENGTH))
-        yield pb.StreamGenerateResponse(usage=_usage(prompt, completion))
+            yield pb.StreamGenerateResponse(finished=pb.Finished(index=index, finish_reason=pb.FINISH_REASON_LENGTH))
+        yield pb.StreamGenerateResponse(usage=_usage(prompt, completions))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         await self._enter(request, context)
@@ -171,16 +187,17 @@ def _prompt_tokens(request: pb.GenerateRequest | pb.StreamGenerateRequest | pb.T
     return list(range(1, 1 + sum(len(text.split()) for text in texts)))
 
 
-def _tokens(request: pb.GenerateRequest | pb.StreamGenerateRequest) -> tuple[list[int], list[int]]:
+def _tokens(request: pb.GenerateRequest | pb.StreamGenerateRequest) -> tuple[list[int], list[list[int]]]:
     prompt = _prompt_tokens(request)
     last = prompt[-1] if prompt else 0
-    return prompt, [last + k for k in range(1, 1 + (request.stopping.max_tokens or 3))]
+    lasts = [last + 100 * index for index in range(request.sampling.n or 1)]
+    return prompt, [[last + k for k in range(1, 1 + (request.stopping.max_tokens or 3))] for last in lasts]
 
 
-def _usage(prompt: Sequence[int], completion: Sequence[int]) -> pb.Usage:
+def _usage(prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> pb.Usage:
     return pb.Usage(
         prompt_tokens=len(prompt),
-        completion_tokens=len(completion),
+        completion_tokens=sum(map(len, completions)),
         cached_tokens=1,
         timings=pb.Timings(
             queue=Duration(nanos=1_000_000),
@@ -257,3 +274,15 @@ class ServerThread:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(30)
+
+
+async def _serve_until_killed(silent_after: int) -> None:
+    async with running_server() as running:
+        running.servicer.silent_after = silent_after
+        sys.stdout.write(f"{running.target}\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve_until_killed(int(sys.argv[1])))

@@ -8,6 +8,7 @@ import pytest
 
 from baton_client import (
     AsyncBatonClient,
+    Cancelled,
     DeadlineExceeded,
     Delta,
     Finished,
@@ -154,6 +155,46 @@ async def test_unavailable_after_the_first_message_is_not_retried(aio_server: Ru
             async for _ in client.stream("a"):
                 pass
         assert len(aio_server.servicer.requests) + len(second.servicer.requests) == 1
+
+
+async def test_a_stream_that_failed_has_ended(aio_server: RunningServer) -> None:
+    aio_server.servicer.losses = [(2, UNAVAILABLE)]
+    async with AsyncBatonClient(aio_server.target) as client:
+        stream = client.stream("a")
+        with pytest.raises(Unavailable):
+            async for _ in stream:
+                pass
+        assert [event async for event in stream] == []
+    assert len(aio_server.servicer.requests) == 1
+
+
+async def test_a_call_that_the_server_cancels_is_no_cancelled_task(aio_server: RunningServer) -> None:
+    aio_server.servicer.failures = [Failure(grpc.StatusCode.CANCELLED)] * 2
+    async with AsyncBatonClient(aio_server.target) as client:
+        with pytest.raises(Cancelled):
+            await client.generate("a")
+        with pytest.raises(Cancelled):
+            await anext(client.stream("a"))
+
+
+@pytest.mark.parametrize("resume", [False, True])
+async def test_closing_the_client_ends_its_streams(aio_server: RunningServer, resume: bool) -> None:
+    aio_server.servicer.silent_after = 1
+    client = AsyncBatonClient(aio_server.target)
+    has_delta = asyncio.Event()
+
+    async def read() -> None:
+        async for event in client.stream("a", resume=resume):
+            if isinstance(event, Delta):
+                has_delta.set()
+
+    reader = asyncio.create_task(read())
+    await has_delta.wait()
+    await client.close()
+    with pytest.raises(Cancelled, match="the client was closed"):
+        await reader
+    with pytest.raises(Cancelled, match="the client was closed"):
+        await client.generate("a")
 
 
 async def test_readiness_follows_the_health_service(aio_server: RunningServer, dead_target: str) -> None:

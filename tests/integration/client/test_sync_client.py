@@ -13,6 +13,7 @@ from baton_client import (
     BatonClientError,
     Cancelled,
     ChatMessage,
+    DataLoss,
     DeadlineExceeded,
     Delta,
     Embeddings,
@@ -28,6 +29,7 @@ from baton_client import (
     Timings,
     Unavailable,
     Unimplemented,
+    Unknown,
     Usage,
 )
 from tests.integration.client.echo_server import Failure, ServerThread
@@ -102,7 +104,9 @@ def test_options_reach_the_server_and_absent_ones_stay_absent(client: BatonClien
         (grpc.StatusCode.UNAVAILABLE, Unavailable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
         (grpc.StatusCode.CANCELLED, Cancelled),
+        (grpc.StatusCode.DATA_LOSS, DataLoss),
         (grpc.StatusCode.INTERNAL, Internal),
+        (grpc.StatusCode.UNKNOWN, Unknown),
         (grpc.StatusCode.PERMISSION_DENIED, BatonClientError),
     ],
 )
@@ -260,6 +264,36 @@ def test_other_failures_are_not_retried(server: ServerThread, second_server: Ser
     with BatonClient([server.target, second_server.target]) as client, pytest.raises(ResourceExhausted):
         client.generate("a")
     assert _num_requests(server, second_server) == 1
+
+
+def test_a_stream_that_failed_has_ended(client: BatonClient, server: ServerThread) -> None:
+    server.servicer.losses = [(2, UNAVAILABLE)]
+    stream = client.stream("a")
+    with pytest.raises(Unavailable):
+        list(stream)
+    assert list(stream) == []
+    assert _num_requests(server) == 1
+
+
+def test_completions_of_one_prompt(client: BatonClient) -> None:
+    events = list(client.stream("a", n=2, max_tokens=1))
+    assert events[1:-1] == [
+        Delta(0, "2 ", (2,)),
+        Finished(0, FinishReason.LENGTH),
+        Delta(1, "102 ", (102,)),
+        Finished(1, FinishReason.LENGTH),
+    ]
+    result = client.generate("a", n=2, max_tokens=1)
+    assert [(completion.index, completion.text) for completion in result.completions] == [(0, "2 "), (1, "102 ")]
+
+
+def test_a_closed_client_makes_no_calls(server: ServerThread) -> None:
+    client = BatonClient(server.target)
+    with client:
+        unread = client.stream("a")
+    for call in (lambda: next(unread), lambda: client.generate("a")):
+        with pytest.raises(Cancelled, match="the client was closed"):
+            call()
 
 
 def test_readiness_follows_the_health_service(client: BatonClient, server: ServerThread) -> None:

@@ -1,5 +1,5 @@
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -8,7 +8,13 @@ from baton_client import (
     Chat,
     ChatMessage,
     Choices,
+    Completion,
+    Delta,
+    Event,
+    FieldViolation,
+    Finished,
     FinishReason,
+    GenerateResult,
     Grammar,
     InvalidArgument,
     JsonSchema,
@@ -16,9 +22,12 @@ from baton_client import (
     Prompt,
     Regex,
     Sampling,
+    Started,
     Stopping,
+    Timings,
     TokenLogprob,
     TokenLogprobs,
+    Usage,
 )
 from baton_client.convert import event_from_message, fill_prompt, fill_request, result_from_message
 from baton_client.values import Constraint, Options
@@ -42,6 +51,23 @@ def test_the_kinds_of_prompt() -> None:
     open_chat = _request(Chat([ChatMessage("user", "hi")], add_generation_prompt=False)).chat
     assert open_chat == pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")], add_generation_prompt=False)
     assert _request(Chat([])).WhichOneof("prompt") == "chat"
+
+
+def test_a_chat_may_say_where_it_ends() -> None:
+    messages = [ChatMessage("user", "hi"), ChatMessage("assistant", "Hel")]
+    assert _request(Chat(messages)) == _request(messages)
+    assert _request(Chat(messages, add_generation_prompt=False)).chat.HasField("add_generation_prompt")
+    assert _request(Chat([])).WhichOneof("prompt") == "chat"
+    tokenize = fill_prompt(pb.TokenizeRequest(), Chat(messages, add_generation_prompt=True))
+    assert tokenize.chat.add_generation_prompt
+    assert len(tokenize.chat.messages) == 2
+
+
+def test_completions_that_were_begun_before() -> None:
+    assert list(_request(resumptions={2: [5, 6], 0: (7,)}).resume) == [
+        pb.Resumption(index=2, token_ids=[5, 6]),
+        pb.Resumption(index=0, token_ids=[7]),
+    ]
 
 
 def test_zero_is_sent_and_none_is_not() -> None:
@@ -143,6 +169,9 @@ def test_constraints(constraint: Constraint, message: pb.Sampling) -> None:
         ({"stop": ["\udc80"]}, "stopping.stop"),
         ({"stop_token_ids": [2**32]}, "stopping.stop_token_ids"),
         ({"request_id": 5}, "request_id"),
+        ({"resumptions": {0: [1], 1: [-1]}}, "resume[1].token_ids"),
+        ({"resumptions": {-1: [1]}}, "resume[0].index"),
+        ({"prompt": Chat([ChatMessage("user", "a")], cast("bool", "yes"))}, "chat.add_generation_prompt"),
         ({"prompt": [1, -1]}, "token_ids.ids"),
         ({"prompt": [ChatMessage("user", "\ud800")]}, "chat.messages[0].content"),
     ],
@@ -153,6 +182,7 @@ def test_a_value_that_does_not_fit_is_refused_by_name(options: dict[str, Any], f
     assert raised.value.metadata["field"] == field
     assert raised.value.reason == "MALFORMED_MESSAGE"
     assert raised.value.message.startswith(f"{field}: ")
+    assert raised.value.field_violations == (FieldViolation(field, raised.value.message),)
 
 
 def test_the_server_judges_what_fits_the_wire() -> None:
@@ -198,3 +228,25 @@ def test_log_probabilities_stops_and_unknown_reasons() -> None:
     assert completion.logprobs == (TokenLogprobs(TokenLogprob(5, -0.5, 2, "x"), (TokenLogprob(6, -0.25, 1, "y"),)),)
     assert completion.finish_reason is FinishReason.UNKNOWN
     assert completion.matched_stop == 0
+
+
+def test_the_events_of_a_stream_make_a_result() -> None:
+    usage = Usage(2, 3, 1, Timings(0.0, 0.0, 0.0, 0.0, 0.0))
+    first, second = (TokenLogprobs(TokenLogprob(token_id, -0.5, 2, "x"), ()) for token_id in (5, 6))
+    events: list[Event] = [
+        Started("r", 2, 0, (first,)),
+        Delta(1, "a", (5,), (first,)),
+        Delta(0, "", (9,)),
+        Delta(1, "b", (6,), (second,)),
+        Finished(1, FinishReason.STOP, "b"),
+        Finished(0, FinishReason.LENGTH),
+        usage,
+    ]
+    result = GenerateResult.from_events(events)
+    assert (result.request_id, result.prompt_logprobs, result.usage) == ("r", (first,), usage)
+    assert result.completions == (
+        Completion(0, "", (9,), (), FinishReason.LENGTH, None),
+        Completion(1, "ab", (5, 6), (first, second), FinishReason.STOP, "b"),
+    )
+    with pytest.raises(ValueError, match="not all events"):
+        GenerateResult.from_events(events[:-1])

@@ -1,14 +1,10 @@
 import itertools
-import math
 from pathlib import Path
 
 import grpc
 import pytest
 
-from baton_client import BatonClientError, InvalidArgument
-from baton_client.targets import Attempts, channel_options, check_timeout, parse_targets, turns
-
-UNAVAILABLE = BatonClientError("no", status=grpc.StatusCode.UNAVAILABLE)
+from baton_client.targets import channel_options, parse_targets, turns
 
 
 @pytest.mark.parametrize(
@@ -70,60 +66,3 @@ def test_a_ping_is_waited_for_as_long_as_a_keepalive() -> None:
 def test_no_proxy_for_the_machine_itself(target: str) -> None:
     assert ("grpc.enable_http_proxy", 0) in channel_options(target)
     assert "grpc.enable_http_proxy" not in dict(channel_options("example.org:1"))
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def _longest(_low: float, high: float) -> float:
-    return high
-
-
-@pytest.mark.parametrize("timeout", [math.inf, math.nan, 0, -1, 1.1e9])
-def test_a_time_that_no_call_can_have_is_refused(timeout: float) -> None:
-    with pytest.raises(InvalidArgument, match="needs seconds > 0") as raised:
-        Attempts(["a"], first=0, timeout=timeout)
-    assert raised.value.status is grpc.StatusCode.INVALID_ARGUMENT
-    assert raised.value.metadata == {"field": "timeout", "value": repr(timeout)}
-    assert check_timeout(0.001) == 0.001
-
-
-def test_each_target_is_tried_once_with_growing_delays() -> None:
-    attempts = Attempts(["a", "b", "c"], first=4, timeout=10, clock=_Clock(), uniform=_longest)
-    tried, delays = [attempts.target], []
-    for _ in range(2):
-        delays.append(attempts.next_delay(UNAVAILABLE))
-        tried.append(attempts.target)
-    assert tried == ["b", "c", "a"]
-    assert delays == [0.05, 0.1]
-    with pytest.raises(BatonClientError) as raised:
-        attempts.next_delay(UNAVAILABLE)
-    assert raised.value is UNAVAILABLE
-
-
-def test_delays_are_bounded() -> None:
-    attempts = Attempts(["t"] * 20, first=0, timeout=100, clock=_Clock(), uniform=_longest)
-    assert max(attempts.next_delay(UNAVAILABLE) for _ in range(19)) == 1.0
-
-
-def test_a_delay_that_the_deadline_cuts_off_is_not_waited() -> None:
-    clock = _Clock()
-    attempts = Attempts(["a", "b"], first=0, timeout=10, clock=clock, uniform=_longest)
-    clock.now = 109.96
-    assert attempts.remaining == pytest.approx(0.04)
-    with pytest.raises(BatonClientError):
-        attempts.next_delay(UNAVAILABLE)
-    clock.now = 111.0
-    assert attempts.remaining == 0.0
-
-
-def test_only_unavailable_is_tried_again() -> None:
-    attempts = Attempts(["a", "b"], first=0, timeout=10, clock=_Clock(), uniform=_longest)
-    exhausted = BatonClientError("full", status=grpc.StatusCode.RESOURCE_EXHAUSTED)
-    with pytest.raises(BatonClientError, match="full"):
-        attempts.next_delay(exhausted)
