@@ -49,6 +49,7 @@ check: .venv/.dev
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python protos/document.py --check
 
 format:
 	$(BIN)/ruff format .
@@ -57,6 +58,7 @@ format:
 
 protos: .venv/.dev
 	$(BIN)/python protos/generate.py
+	$(BIN)/python protos/document.py
 
 clean:
 	rm -rf .venv build *.egg-info

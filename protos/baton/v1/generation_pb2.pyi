@@ -43,11 +43,15 @@ Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
+    """A prompt that is tokens already."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """From 0 to `vocab_size` - 1. No special tokens are added."""
+
     def __init__(
         self,
         *,
@@ -63,6 +67,8 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
+    """One message of a conversation."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROLE_FIELD_NUMBER: _builtins.int
@@ -70,6 +76,7 @@ class ChatMessage(_message.Message):
     role: _builtins.str
     """"system", "user", "assistant" or "tool"."""
     content: _builtins.str
+    """What was said."""
     def __init__(
         self,
         *,
@@ -95,7 +102,9 @@ class Chat(_message.Message):
     add_generation_prompt: _builtins.bool
     """Whether to end the prompt where the assistant's answer begins. Default: true."""
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """The conversation so far, oldest message first; at least one."""
+
     def __init__(
         self,
         *,
@@ -124,6 +133,7 @@ class Embeddings(_message.Message):
     data: _builtins.bytes
     """num_tokens × hidden_size (see GetModelResponse) finite values, little-endian, row by row; at most 64 MiB."""
     num_tokens: _builtins.int
+    """How many vectors."""
     dtype: _builtins.str
     """"float32" or "bfloat16"; the latter is widened exactly."""
     def __init__(
@@ -143,11 +153,15 @@ Global___Embeddings: _TypeAlias = Embeddings  # noqa: Y015
 
 @_typing.final
 class Choices(_message.Message):
+    """Texts of which the completion is one."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The texts, in no particular order; at least one."""
+
     def __init__(
         self,
         *,
@@ -334,6 +348,8 @@ Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
 class Stopping(_message.Message):
+    """When completions end."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
@@ -352,10 +368,12 @@ class Stopping(_message.Message):
     """Leave the matched stop in the text."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Generation ends where one of these appears in the text."""
+        """Generation ends where one of these appears in the text. At most 16, of 1 to 256 characters."""
 
     @_builtins.property
-    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Generation ends with one of these tokens, which is not in the text unless `include_stop`. At most 64."""
+
     def __init__(
         self,
         *,
@@ -383,6 +401,8 @@ Global___Stopping: _TypeAlias = Stopping  # noqa: Y015
 
 @_typing.final
 class Output(_message.Message):
+    """What is sent beside the text."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LOGPROBS_FIELD_NUMBER: _builtins.int
@@ -428,6 +448,8 @@ Global___Output: _TypeAlias = Output  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
+    """What to complete, and how."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
@@ -443,26 +465,39 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Made by the server if absent; a live duplicate is refused."""
+    """Made by the server if absent; a live duplicate is refused. At most 128 characters."""
     model: _builtins.str
     """Name of the model; may be left empty."""
     text: _builtins.str
+    """A text. Its tokens follow those that the model's tokenizer puts before any text."""
     priority: _builtins.int
     """Higher goes first. Default: 0."""
     cache_salt: _builtins.str
-    """Requests share cached prefixes only with requests of the same salt."""
+    """Requests share cached prefixes only with requests of the same salt. At most 1024 characters."""
     @_builtins.property
-    def token_ids(self) -> Global___TokenIds: ...
+    def token_ids(self) -> Global___TokenIds:
+        """Tokens that the caller has made."""
+
     @_builtins.property
-    def chat(self) -> Global___Chat: ...
+    def chat(self) -> Global___Chat:
+        """A conversation, for models with a chat template."""
+
     @_builtins.property
-    def embeddings(self) -> Global___Embeddings: ...
+    def embeddings(self) -> Global___Embeddings:
+        """Vectors in place of tokens."""
+
     @_builtins.property
-    def sampling(self) -> Global___Sampling: ...
+    def sampling(self) -> Global___Sampling:
+        """How tokens are chosen."""
+
     @_builtins.property
-    def stopping(self) -> Global___Stopping: ...
+    def stopping(self) -> Global___Stopping:
+        """When completions end."""
+
     @_builtins.property
-    def output(self) -> Global___Output: ...
+    def output(self) -> Global___Output:
+        """What is sent beside the text."""
+
     @_builtins.property
     def resume(self) -> _containers.RepeatedCompositeFieldContainer[Global___Resumption]:
         """Completions go on after these tokens exactly as they would have where they were begun, given the same prompt, options
@@ -519,26 +554,39 @@ class StreamGenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Made by the server if absent; a live duplicate is refused."""
+    """Made by the server if absent; a live duplicate is refused. At most 128 characters."""
     model: _builtins.str
     """Name of the model; may be left empty."""
     text: _builtins.str
+    """A text. Its tokens follow those that the model's tokenizer puts before any text."""
     priority: _builtins.int
     """Higher goes first. Default: 0."""
     cache_salt: _builtins.str
-    """Requests share cached prefixes only with requests of the same salt."""
+    """Requests share cached prefixes only with requests of the same salt. At most 1024 characters."""
     @_builtins.property
-    def token_ids(self) -> Global___TokenIds: ...
+    def token_ids(self) -> Global___TokenIds:
+        """Tokens that the caller has made."""
+
     @_builtins.property
-    def chat(self) -> Global___Chat: ...
+    def chat(self) -> Global___Chat:
+        """A conversation, for models with a chat template."""
+
     @_builtins.property
-    def embeddings(self) -> Global___Embeddings: ...
+    def embeddings(self) -> Global___Embeddings:
+        """Vectors in place of tokens."""
+
     @_builtins.property
-    def sampling(self) -> Global___Sampling: ...
+    def sampling(self) -> Global___Sampling:
+        """How tokens are chosen."""
+
     @_builtins.property
-    def stopping(self) -> Global___Stopping: ...
+    def stopping(self) -> Global___Stopping:
+        """When completions end."""
+
     @_builtins.property
-    def output(self) -> Global___Output: ...
+    def output(self) -> Global___Output:
+        """What is sent beside the text."""
+
     @_builtins.property
     def resume(self) -> _containers.RepeatedCompositeFieldContainer[Global___Resumption]:
         """Completions go on after these tokens exactly as they would have where they were begun, given the same prompt, options
@@ -578,12 +626,16 @@ Global___StreamGenerateRequest: _TypeAlias = StreamGenerateRequest  # noqa: Y015
 
 @_typing.final
 class MatchedStop(_message.Message):
+    """What ended a completion."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
+    """A stop token, or the model's end of sequence."""
     text: _builtins.str
+    """A stop string."""
     def __init__(
         self,
         *,
@@ -602,6 +654,8 @@ Global___MatchedStop: _TypeAlias = MatchedStop  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
+    """How likely a token was."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_ID_FIELD_NUMBER: _builtins.int
@@ -609,6 +663,7 @@ class TokenLogprob(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
+    """The token."""
     logprob: _builtins.float
     """Natural logarithm of the model's probability, before anything in `sampling` applies."""
     rank: _builtins.int
@@ -633,6 +688,8 @@ Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):
+    """How likely the token at one place was, and which were most likely there."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: _builtins.int
@@ -661,6 +718,8 @@ Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
 @_typing.final
 class Timings(_message.Message):
+    """Where the time of a request went."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     QUEUE_FIELD_NUMBER: _builtins.int
@@ -707,6 +766,8 @@ Global___Timings: _TypeAlias = Timings  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
+    """Counts and times of a request."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
@@ -714,12 +775,15 @@ class Usage(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
+    """Tokens of the prompt; vectors count as one each."""
     completion_tokens: _builtins.int
     """Of all indices together."""
     cached_tokens: _builtins.int
     """Prompt tokens whose KV was reused and not computed for this request, on either service."""
     @_builtins.property
-    def timings(self) -> Global___Timings: ...
+    def timings(self) -> Global___Timings:
+        """Where the time went."""
+
     def __init__(
         self,
         *,
@@ -738,6 +802,8 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class Completion(_message.Message):
+    """One whole completion."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int
@@ -747,8 +813,11 @@ class Completion(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     MATCHED_STOP_FIELD_NUMBER: _builtins.int
     index: _builtins.int
+    """Which completion of the prompt, below `n`."""
     text: _builtins.str
+    """The whole text."""
     finish_reason: Global___FinishReason.ValueType
+    """Why it ended."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """If `output.token_ids`."""
@@ -758,7 +827,9 @@ class Completion(_message.Message):
         """If `output.logprobs`: one a token."""
 
     @_builtins.property
-    def matched_stop(self) -> Global___MatchedStop: ...
+    def matched_stop(self) -> Global___MatchedStop:
+        """The stop that ended it, if one did."""
+
     def __init__(
         self,
         *,
@@ -781,6 +852,8 @@ Global___Completion: _TypeAlias = Completion  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
+    """All completions of the prompt."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
@@ -788,6 +861,7 @@ class GenerateResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """The request's, or the one that the server made."""
     @_builtins.property
     def completions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Completion]:
         """By index."""
@@ -797,7 +871,9 @@ class GenerateResponse(_message.Message):
         """If `output.prompt_logprobs`: of all tokens but the first, which nothing comes before."""
 
     @_builtins.property
-    def usage(self) -> Global___Usage: ...
+    def usage(self) -> Global___Usage:
+        """Counts and times of the whole request."""
+
     def __init__(
         self,
         *,
@@ -825,7 +901,9 @@ class Started(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """The request's, or the one that the server made."""
     prompt_tokens: _builtins.int
+    """As in `Usage`."""
     cached_tokens: _builtins.int
     """As in `Usage`."""
     @_builtins.property
@@ -859,6 +937,7 @@ class Delta(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
+    """Which completion of the prompt, below `n`."""
     text: _builtins.str
     """May be empty while a character, or what may become a stop, is unfinished."""
     @_builtins.property
@@ -895,9 +974,13 @@ class Finished(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     MATCHED_STOP_FIELD_NUMBER: _builtins.int
     index: _builtins.int
+    """Which completion of the prompt, below `n`."""
     finish_reason: Global___FinishReason.ValueType
+    """Why it ended."""
     @_builtins.property
-    def matched_stop(self) -> Global___MatchedStop: ...
+    def matched_stop(self) -> Global___MatchedStop:
+        """The stop that ended it, if one did."""
+
     def __init__(
         self,
         *,
@@ -917,6 +1000,8 @@ Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
 @_typing.final
 class StreamGenerateResponse(_message.Message):
+    """One event of a stream."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     STARTED_FIELD_NUMBER: _builtins.int
@@ -924,13 +1009,21 @@ class StreamGenerateResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def started(self) -> Global___Started: ...
+    def started(self) -> Global___Started:
+        """Once, first."""
+
     @_builtins.property
-    def delta(self) -> Global___Delta: ...
+    def delta(self) -> Global___Delta:
+        """One a token of a completion, in order."""
+
     @_builtins.property
-    def finished(self) -> Global___Finished: ...
+    def finished(self) -> Global___Finished:
+        """Once a completion, after its last delta."""
+
     @_builtins.property
-    def usage(self) -> Global___Usage: ...
+    def usage(self) -> Global___Usage:
+        """Once, last."""
+
     def __init__(
         self,
         *,
@@ -957,9 +1050,13 @@ class TokenizeRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """Name of the model; may be left empty."""
     text: _builtins.str
+    """A text. Its tokens follow those that the model's tokenizer puts before any text."""
     @_builtins.property
-    def chat(self) -> Global___Chat: ...
+    def chat(self) -> Global___Chat:
+        """A conversation, for models with a chat template."""
+
     def __init__(
         self,
         *,
@@ -983,7 +1080,9 @@ class TokenizeResponse(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens that `Generate` would make of the prompt."""
+
     def __init__(
         self,
         *,
@@ -1005,10 +1104,13 @@ class DetokenizeRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """Name of the model; may be left empty."""
     skip_special_tokens: _builtins.bool
     """Default: true."""
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """From 0 to `vocab_size` - 1."""
+
     def __init__(
         self,
         *,
@@ -1032,6 +1134,7 @@ class DetokenizeResponse(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    """What the tokens read as together."""
     def __init__(
         self,
         *,
@@ -1051,6 +1154,7 @@ class GetModelRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """Name of the model; may be left empty."""
     def __init__(
         self,
         *,
@@ -1077,17 +1181,23 @@ class GetModelResponse(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """Name of the model, as requests may have it."""
     fingerprint: _builtins.str
     """Digest of the model's configuration, weights and tokenizer files."""
     max_model_len: _builtins.int
     """Most tokens of a prompt and its completion together."""
     vocab_size: _builtins.int
+    """Token ids are below it."""
     has_chat_template: _builtins.bool
+    """Whether prompts may be a chat."""
     dtype: _builtins.str
+    """What the model computes with: "float32" or "bfloat16"."""
     hidden_size: _builtins.int
     """Values of one vector of an embeddings prompt."""
     @_builtins.property
-    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that end a completion unless `ignore_eos`."""
+
     def __init__(
         self,
         *,

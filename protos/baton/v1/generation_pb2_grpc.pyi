@@ -40,7 +40,9 @@ class GenerationServiceStub:
     end one `usage`.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
+    """The token ids of a prompt."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]
+    """The text of token ids."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetModelRequest, _generation_pb2.GetModelResponse]
     """What is served here, and its limits."""
 
@@ -56,7 +58,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     end one `usage`.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """The token ids of a prompt."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """The text of token ids."""
     GetModel: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetModelRequest, _generation_pb2.GetModelResponse]  # type: ignore[assignment]
     """What is served here, and its limits."""
 
@@ -86,14 +90,16 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _generation_pb2.TokenizeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_generation_pb2.TokenizeResponse, _abc.Awaitable[_generation_pb2.TokenizeResponse]]: ...
+    ) -> _typing.Union[_generation_pb2.TokenizeResponse, _abc.Awaitable[_generation_pb2.TokenizeResponse]]:
+        """The token ids of a prompt."""
 
     @_abc_1.abstractmethod
     def Detokenize(
         self,
         request: _generation_pb2.DetokenizeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_generation_pb2.DetokenizeResponse, _abc.Awaitable[_generation_pb2.DetokenizeResponse]]: ...
+    ) -> _typing.Union[_generation_pb2.DetokenizeResponse, _abc.Awaitable[_generation_pb2.DetokenizeResponse]]:
+        """The text of token ids."""
 
     @_abc_1.abstractmethod
     def GetModel(

@@ -37,8 +37,11 @@ class KvLayout(_message.Message):
     block_size: _builtins.int
     """Tokens a block."""
     num_layers: _builtins.int
+    """Layers of the model."""
     num_kv_heads: _builtins.int
+    """Heads of keys and values in a layer."""
     head_dim: _builtins.int
+    """Values of one head's key, or value."""
     def __init__(
         self,
         *,
@@ -65,6 +68,7 @@ class ShmLocation(_message.Message):
 
     PATH_FIELD_NUMBER: _builtins.int
     path: _builtins.str
+    """Of the file."""
     def __init__(
         self,
         *,
@@ -121,7 +125,9 @@ class TransferEngineLocation(_message.Message):
     ENGINE_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     engine: _builtins.str
+    """Name of the engine."""
     session: _builtins.str
+    """The engine's name for the connection."""
     def __init__(
         self,
         *,
@@ -145,13 +151,21 @@ class KvLocation(_message.Message):
     LOCAL_FIELD_NUMBER: _builtins.int
     TRANSFER_ENGINE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def shm(self) -> Global___ShmLocation: ...
+    def shm(self) -> Global___ShmLocation:
+        """Shared memory."""
+
     @_builtins.property
-    def grpc(self) -> Global___GrpcLocation: ...
+    def grpc(self) -> Global___GrpcLocation:
+        """Over this service's own connection."""
+
     @_builtins.property
-    def local(self) -> Global___LocalLocation: ...
+    def local(self) -> Global___LocalLocation:
+        """The same process."""
+
     @_builtins.property
-    def transfer_engine(self) -> Global___TransferEngineLocation: ...
+    def transfer_engine(self) -> Global___TransferEngineLocation:
+        """A transfer engine."""
+
     def __init__(
         self,
         *,
@@ -192,9 +206,11 @@ class KvHandle(_message.Message):
     epoch: _builtins.str
     """The prefill process that issued it."""
     request_id: _builtins.str
+    """Of the Prefill stream."""
     first_token: _builtins.int
     """The chunk covers tokens [first_token, end_token) of the prompt; first_token is a multiple of block_size."""
     end_token: _builtins.int
+    """Behind the chunk's last token."""
     is_final: _builtins.bool
     """No handle of this request follows."""
     checksum: _builtins.int
@@ -208,9 +224,13 @@ class KvHandle(_message.Message):
         """Generation of each block when it was exported: a recycled block has a newer one."""
 
     @_builtins.property
-    def layout(self) -> Global___KvLayout: ...
+    def layout(self) -> Global___KvLayout:
+        """How each block is laid out."""
+
     @_builtins.property
-    def location(self) -> Global___KvLocation: ...
+    def location(self) -> Global___KvLocation:
+        """Where the blocks lie."""
+
     def __init__(
         self,
         *,

@@ -32,6 +32,7 @@ class ServiceIdentity(_message.Message):
     SERVING_DIGEST_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
+    """Of the services' talk with each other; both must have the same."""
     model_fingerprint: _builtins.str
     """Digest of the model's configuration, weights and tokenizer files."""
     serving_digest: _builtins.str
@@ -39,7 +40,9 @@ class ServiceIdentity(_message.Message):
     serving: _builtins.str
     """The resolved ladder and budgets themselves, as canonical JSON, so that a difference can be named."""
     @_builtins.property
-    def layout(self) -> _kv_pb2.KvLayout: ...
+    def layout(self) -> _kv_pb2.KvLayout:
+        """How KV is laid out in blocks."""
+
     def __init__(
         self,
         *,
@@ -63,7 +66,9 @@ class HandshakeRequest(_message.Message):
 
     IDENTITY_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def identity(self) -> Global___ServiceIdentity: ...
+    def identity(self) -> Global___ServiceIdentity:
+        """The caller's."""
+
     def __init__(
         self,
         *,
@@ -84,6 +89,7 @@ class ShmOffer(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
     path: _builtins.str
+    """Of the segment."""
     proof: _builtins.bytes
     """Random bytes that stand in the segment's header: who reads the same bytes there shares the memory."""
     def __init__(
@@ -111,13 +117,17 @@ class HandshakeResponse(_message.Message):
     epoch: _builtins.str
     """Random id that the process took at start."""
     @_builtins.property
-    def identity(self) -> Global___ServiceIdentity: ...
+    def identity(self) -> Global___ServiceIdentity:
+        """The prefill service's."""
+
     @_builtins.property
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the transports offered, best first."""
 
     @_builtins.property
-    def shm(self) -> Global___ShmOffer: ...
+    def shm(self) -> Global___ShmOffer:
+        """Present where shared memory is offered."""
+
     def __init__(
         self,
         *,
@@ -154,6 +164,7 @@ class PrefillStart(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """Names the stream; a live duplicate is refused."""
     epoch: _builtins.str
     """The epoch the client shook hands with; another one is refused."""
     transport: _builtins.str
@@ -161,7 +172,9 @@ class PrefillStart(_message.Message):
     first_needed_token: _builtins.int
     """KV of tokens [0, first_needed_token) is not exported: the client has it. A multiple of the block size."""
     priority: _builtins.int
+    """As in `GenerateRequest`."""
     cache_salt: _builtins.str
+    """As in `GenerateRequest`."""
     num_generated_tokens: _builtins.int
     """How many of `token_ids`, counted from the last, were generated. Only where sampling.n is 1."""
     logprobs: _builtins.int
@@ -177,7 +190,9 @@ class PrefillStart(_message.Message):
         """The prompt's vectors; `token_ids` then has no more than what was generated."""
 
     @_builtins.property
-    def sampling(self) -> _generation_pb2.Sampling: ...
+    def sampling(self) -> _generation_pb2.Sampling:
+        """How the first tokens are chosen."""
+
     @_builtins.property
     def banned_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that must not be sampled next (an end of sequence under min_tokens)."""
@@ -228,6 +243,7 @@ class KvAck(_message.Message):
 
     HANDLE_ID_FIELD_NUMBER: _builtins.int
     handle_id: _builtins.bytes
+    """Whose blocks have been fetched; they are free now."""
     def __init__(
         self,
         *,
@@ -248,9 +264,13 @@ class PrefillRequest(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     ACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def start(self) -> Global___PrefillStart: ...
+    def start(self) -> Global___PrefillStart:
+        """First message, and only that."""
+
     @_builtins.property
-    def ack(self) -> Global___KvAck: ...
+    def ack(self) -> Global___KvAck:
+        """All others."""
+
     def __init__(
         self,
         *,
@@ -274,6 +294,7 @@ class PrefillAccepted(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.str
+    """The process that computes."""
     cached_tokens: _builtins.int
     """Prompt tokens whose KV this service had already."""
     def __init__(
@@ -300,10 +321,13 @@ class FirstToken(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
+    """The token."""
     index: _builtins.int
     """Which completion of the prompt."""
     @_builtins.property
-    def logprobs(self) -> _generation_pb2.TokenLogprobs: ...
+    def logprobs(self) -> _generation_pb2.TokenLogprobs:
+        """If `logprobs` was asked for."""
+
     def __init__(
         self,
         *,
@@ -376,8 +400,11 @@ class FetchKvRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     handle_id: _builtins.bytes
+    """Of the handle."""
     epoch: _builtins.str
+    """Of the handle."""
     request_id: _builtins.str
+    """Of the handle."""
     def __init__(
         self,
         *,
@@ -402,6 +429,7 @@ class FetchKvResponse(_message.Message):
     offset: _builtins.int
     """Position of these bytes in the concatenation of the handle's blocks."""
     data: _builtins.bytes
+    """At most 1 MiB."""
     def __init__(
         self,
         *,
@@ -443,13 +471,19 @@ class WatchLoadResponse(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     IS_DRAINING_FIELD_NUMBER: _builtins.int
     epoch: _builtins.str
+    """The process that reports."""
     num_running: _builtins.int
+    """Prompts that are computed now."""
     num_waiting: _builtins.int
+    """Prompts that wait."""
     num_waiting_tokens: _builtins.int
     """Prompt tokens still to compute, over running and waiting requests."""
     num_free_blocks: _builtins.int
+    """Blocks of the pool that nothing holds."""
     num_blocks: _builtins.int
+    """Blocks of the pool."""
     is_draining: _builtins.bool
+    """Whether it takes no new prompts."""
     def __init__(
         self,
         *,

@@ -104,10 +104,10 @@ def _violation(handle: KvHandle, detail: str) -> KvTransferError:
 
 
 def _failure(handle: KvHandle, error: grpc.aio.AioRpcError) -> KvTransferError:
-    """The failed call as a transfer error, with the peer's own reason where it gave one."""
+    """The failed call as a transfer error, with the peer's own reason in the metadata where it gave one."""
     peer = peer_error(error)
+    told = {} if peer is None else {**peer.metadata, "peer_reason": peer.reason}
     return KvTransferError(
         f"fetching the KV of request {handle.request_id!r} failed: {error.code().name}: {error.details()}",
-        None if peer is None else peer.reason,
-        {"request_id": handle.request_id, "epoch": handle.epoch} | ({} if peer is None else peer.metadata),
+        metadata={"request_id": handle.request_id, "epoch": handle.epoch, **told},
     )

@@ -146,7 +146,7 @@ async def test_the_owners_reason_comes_through(server: FetchKvServer, target: Kv
     server.handle = None
     with pytest.raises(KvTransferError, match="FAILED_PRECONDITION: refused by the owner") as caught:
         await transport.fetch(handle, target, TARGET_IDS)
-    assert caught.value.reason is Reason.HANDLE_UNKNOWN
+    assert (caught.value.reason, caught.value.metadata["peer_reason"]) == (Reason.KV_TRANSFER_FAILED, "HANDLE_UNKNOWN")
     assert caught.value.metadata == {"request_id": "r1", "epoch": "owner-epoch", "handle_id": "00"}
     assert not target.tensor.any()
 
@@ -158,7 +158,7 @@ async def test_a_status_after_the_last_byte_counts(
     server.released_after = 2
     with pytest.raises(KvTransferError) as caught:
         await transport.fetch(handle, target, TARGET_IDS)
-    assert caught.value.reason is Reason.HANDLE_RELEASED
+    assert (caught.value.reason, caught.value.metadata["peer_reason"]) == (Reason.KV_TRANSFER_FAILED, "HANDLE_RELEASED")
 
 
 async def test_a_fetch_that_fails_here_ends_the_call_there(
