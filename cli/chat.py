@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import typer
 
 from baton_client import BatonClient, BatonClientError, Delta, Finished, FinishReason, Options
-from cli.calls import open_client, print_failure
+from cli.calls import Target, print_failure
 from cli.completion_text import CompletionText
 from cli.conversation import Conversation
 from cli.exit_codes import EXIT_FAILED
@@ -24,15 +24,15 @@ Ctrl-C while an answer comes stops it; what has come is kept."""
 _TOO_LONG = ("PROMPT_TOO_LONG", "REQUEST_EXCEEDS_POOL")
 
 
-def run(target: str, system: str | None, options: Options, timeout: float, has_stats: bool) -> int:
+def run(target: Target, system: str | None, options: Options, has_stats: bool) -> int:
     """Converses until the input ends; returns the exit code, 1 if a turn failed that nobody typed.
 
     Raises:
-        typer.BadParameter: `target` or `timeout` cannot be meant.
+        typer.BadParameter: `target` cannot be meant.
         KeyboardInterrupt: Ctrl-C at the prompt or, where nobody types, at any time.
     """
     lines = TerminalLines()
-    with open_client(target, timeout) as client:
+    with target.open() as client:
         chat = Chat(client, target, options, Conversation(system), has_stats, stops_at_interrupt=lines.is_typed)
         if lines.is_typed:
             _note("/help lists commands, Ctrl-D leaves")
@@ -53,7 +53,7 @@ class Chat:
     """
 
     client: BatonClient
-    target: str
+    target: Target
     options: Options
     conversation: Conversation
     has_stats: bool
@@ -110,7 +110,8 @@ class Chat:
     def _receive(self, question: str, answer: "_Answer", stats: StreamStats) -> None:
         shown = CompletionText(has_headings=False)
         try:
-            with self.client.stream(self.conversation.messages(question), **self.options) as events:
+            messages, resumes = self.conversation.messages(question), self._resumes()
+            with self.client.stream(messages, resume=resumes, **self.options) as events:
                 for event in events:
                     stats.observe(event)
                     if isinstance(event, Delta):
@@ -120,6 +121,10 @@ class Chat:
                         answer.finish_reason = event.finish_reason
         finally:
             shown.flush()
+
+    def _resumes(self) -> bool:
+        """Whether a lost server is waited for; not where none answers to begin with, which the user should learn."""
+        return self.target.resumes and self.client.is_ready()
 
 
 @dataclass

@@ -29,6 +29,7 @@ def chat(
     model: given.ModelOption = None,
     cache_salt: given.CacheSaltOption = None,
     priority: given.PriorityOption = None,
+    no_resume: given.NoResumeOption = False,
 ) -> None:
     """Converse on the terminal, a line a turn, with the model's own chat template.
 
@@ -40,6 +41,7 @@ def chat(
     """
     with interrupts_exit():
         from baton_client import Options, Sampling, Stopping
+        from cli.calls import Target
         from cli.chat import run
         from cli.request_syntax import parse_logit_bias
 
@@ -61,4 +63,4 @@ def chat(
     )
     if priority is not None:
         options["priority"] = priority
-    raise typer.Exit(run(target, system, options, timeout, stats))
+    raise typer.Exit(run(Target(target, timeout, not no_resume), system, options, stats))

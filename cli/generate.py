@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToJson
 from baton.v1 import generation_pb2 as pb
 from baton_client import BatonClientError, Delta, Event, Finished, Options, Prompt, Started, TokenLogprobs
 from baton_client.convert import event_from_message
-from cli.calls import open_client, print_failure
+from cli.calls import Target, print_failure
 from cli.completion_text import CompletionText, write
 from cli.exit_codes import EXIT_FAILED
 from cli.logprob_table import print_logprobs
@@ -26,17 +26,17 @@ class Display:
     stats: bool
 
 
-def run(target: str, prompt: Prompt, options: Options, timeout: float, display: Display) -> None:
+def run(target: Target, prompt: Prompt, options: Options, display: Display) -> None:
     """Streams the completions to standard output.
 
     Raises:
         typer.Exit: the call failed; what is known about it is on standard error.
-        typer.BadParameter: `target` or `timeout` cannot be meant.
+        typer.BadParameter: `target` cannot be meant.
     """
     stats = StreamStats()
-    with open_client(target, timeout) as client:
+    with target.open() as client:
         try:
-            with client.stream_messages(prompt, **options) as messages:
+            with client.stream_messages(prompt, resume=target.resumes, **options) as messages:
                 if display.json_lines:
                     _print_json(messages, stats)
                 else:

@@ -52,6 +52,8 @@ def generate(
     model: given.ModelOption = None,
     cache_salt: given.CacheSaltOption = None,
     priority: given.PriorityOption = None,
+    resume: given.ResumeOption = False,
+    resume_from: given.ResumeFromOption = None,
 ) -> None:
     """Generate text, printed as it arrives.
 
@@ -63,9 +65,10 @@ def generate(
     """
     with interrupts_exit():
         from baton_client import Options, Output, Sampling, Stopping
+        from cli.calls import Target
         from cli.generate import Display, run
         from cli.prompts import PromptSource
-        from cli.request_syntax import parse_constraint, parse_logit_bias
+        from cli.request_syntax import parse_constraint, parse_logit_bias, parse_resumptions
 
     if token_ids and not json_lines:
         raise typer.BadParameter("--token-ids needs --json")
@@ -100,6 +103,7 @@ def generate(
         request_id=request_id or "",
         model=model or "",
         cache_salt=cache_salt or "",
+        resumptions=parse_resumptions(resume_from or ()),
     )
     if priority is not None:
         options["priority"] = priority
@@ -112,4 +116,5 @@ def generate(
         embeddings=embeddings,
         ends_with_last_message=no_generation_prompt,
     )
-    run(target, source.read(), options, timeout, Display(json_lines, (n or 1) > 1, stats))
+    display = Display(json_lines, has_headings=(n or 1) > 1, stats=stats)
+    run(Target(target, timeout, resume), source.read(), options, display)

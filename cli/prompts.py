@@ -1,6 +1,5 @@
 """Where a prompt comes from: the command line, standard input or a file."""
 
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +8,7 @@ import typer
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from baton_client import Chat, ChatMessage, Embeddings, Prompt
-
-_TOKEN_ID = re.compile(r"-?[0-9]+")
+from cli.request_syntax import parse_token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +90,10 @@ def _read_standard_input(argument: str | None) -> str:
 
 
 def _parse_token_ids(text: str) -> list[int]:
-    parts = re.split(r"[\s,]+", re.sub(r"\A\s*\[(.*)\]\s*\Z", r"\1", text, flags=re.DOTALL).strip())
-    for part in parts:
-        if part and not _TOKEN_ID.fullmatch(part):
-            raise typer.BadParameter(f"{part!r} is no token id", param_hint="--prompt-token-ids")
-    return [int(part) for part in parts if part]
+    try:
+        return parse_token_ids(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--prompt-token-ids") from error
 
 
 class _Message(BaseModel):

@@ -204,3 +204,28 @@ CacheSaltOption = Annotated[
     str | None, typer.Option(help="Share cached prefixes with this salt only.", rich_help_panel=REQUEST)
 ]
 PriorityOption = Annotated[int | None, typer.Option(help="Higher goes first; default 0.", rich_help_panel=REQUEST)]
+ResumeFromOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="INDEX=IDS",
+        help="Go on after these tokens of a completion, which the same request with the same seed gave before; may be "
+        "repeated. They are counted, but not sent again.",
+        rich_help_panel=REQUEST,
+    ),
+]
+ResumeOption = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on with another decode service, or the same when it is back, where one is lost. Sets a seed.",
+        rich_help_panel=REQUEST,
+    ),
+]
+NoResumeOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-resume",
+        help="Give an answer up when its decode service is lost, in place of going on with another.",
+        rich_help_panel=REQUEST,
+    ),
+]

@@ -1,15 +1,31 @@
-"""What the text of an option means: biases, constraints, texts that may stand in a file."""
+"""What the text of an option means: token ids, biases, constraints, texts that may stand in a file."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import typer
 
 from baton_client import Choices, Grammar, JsonSchema, Regex
 from baton_client.values import Constraint
 
-_BIAS = re.compile(r"\s*([0-9]+)\s*=(.*)", re.DOTALL)
+_PAIR = re.compile(r"\s*([0-9]+)\s*=(.*)", re.DOTALL)
+_TOKEN_ID = re.compile(r"-?[0-9]+")
+_Value = TypeVar("_Value")
+
+
+def parse_token_ids(text: str) -> list[int]:
+    """Token ids parted by commas or white space, in brackets or without.
+
+    Raises:
+        ValueError: there is something else among them.
+    """
+    parts = re.split(r"[\s,]+", re.sub(r"\A\s*\[(.*)\]\s*\Z", r"\1", text, flags=re.DOTALL).strip())
+    for part in parts:
+        if part and not _TOKEN_ID.fullmatch(part):
+            raise ValueError(f"{part!r} is no token id")
+    return [int(part) for part in parts if part]
 
 
 def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
@@ -18,23 +34,38 @@ def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
     Raises:
         typer.BadParameter: one is none, or an id comes twice.
     """
-    bias: dict[int, float] = {}
+    return _parse_pairs(texts, float, "--logit-bias", "ID=VALUE, such as 42=-1.5")
+
+
+def parse_resumptions(texts: Sequence[str]) -> dict[int, list[int]]:
+    """Index → the tokens that its completion begins with, of `INDEX=IDS` texts.
+
+    Raises:
+        typer.BadParameter: one is none, or an index comes twice.
+    """
+    return _parse_pairs(texts, parse_token_ids, "--resume-from", "INDEX=IDS, such as 0=504,28")
+
+
+def _parse_pairs(
+    texts: Sequence[str], parse_value: Callable[[str], _Value], option: str, form: str
+) -> dict[int, _Value]:
+    pairs: dict[int, _Value] = {}
     for text in texts:
-        token_id, value = _parse_bias(text)
-        if token_id in bias:
-            raise typer.BadParameter(f"token {token_id} comes twice", param_hint="--logit-bias")
-        bias[token_id] = value
-    return bias
+        try:
+            key, value = _parse_pair(text, parse_value)
+        except ValueError as error:
+            raise typer.BadParameter(f"{text!r} needs {form}", param_hint=option) from error
+        if key in pairs:
+            raise typer.BadParameter(f"{key} comes twice", param_hint=option)
+        pairs[key] = value
+    return pairs
 
 
-def _parse_bias(text: str) -> tuple[int, float]:
-    match = _BIAS.fullmatch(text)
-    try:
-        if match is not None:
-            return int(match[1]), float(match[2])
-    except ValueError:
-        pass
-    raise typer.BadParameter(f"{text!r} needs ID=VALUE, such as 42=-1.5", param_hint="--logit-bias")
+def _parse_pair(text: str, parse_value: Callable[[str], _Value]) -> tuple[int, _Value]:
+    match = _PAIR.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    return int(match[1]), parse_value(match[2])
 
 
 def parse_constraint(

@@ -69,6 +69,7 @@ def test_options_go_with_every_turn(runner: CliRunner, server: ServerThread) -> 
         model="m",
         cache_salt="s",
         priority=3,
+        output=pb.Output(token_ids=True),
     )
     for request in server.servicer.requests:
         request.ClearField("chat")
@@ -99,10 +100,10 @@ def test_commands(runner: CliRunner, server: ServerThread) -> None:
 
 
 def test_a_failed_turn_is_left_out_and_shows_in_the_exit_code(runner: CliRunner, server: ServerThread) -> None:
-    server.servicer.failures = [Failure(grpc.StatusCode.UNAVAILABLE, "draining", reason="DRAINING")]
+    server.servicer.failures = [Failure(grpc.StatusCode.INTERNAL, "no luck", reason="ENGINE_FAILED")]
     result = runner.invoke(app, ["chat", "--max-tokens", "1"], input="a\nb\n")
     assert (result.exit_code, result.stdout) == (1, "2 \n")
-    assert result.stderr.startswith("error: UNAVAILABLE (DRAINING): draining\n")
+    assert result.stderr.startswith("error: INTERNAL (ENGINE_FAILED): no luck\n")
     assert _chats(server) == [[("user", "a")], [("user", "b")]]
 
 
@@ -111,6 +112,16 @@ def test_a_first_question_that_is_too_long_gets_no_hint(runner: CliRunner, serve
     result = runner.invoke(app, ["chat"], input="a\n")
     assert result.exit_code == 1
     assert "/reset" not in result.stderr, "forgetting nothing would not help"
+
+
+def test_a_lost_server_is_not_noticed_unless_that_is_wished(runner: CliRunner, server: ServerThread) -> None:
+    server.servicer.losses = [(2, Failure(grpc.StatusCode.UNAVAILABLE, "gone"))]
+    result = runner.invoke(app, ["chat"], input="a\n")
+    assert (result.exit_code, result.stdout) == (0, "2 3 4 \n")
+    server.servicer.losses = [(2, Failure(grpc.StatusCode.UNAVAILABLE, "gone"))]
+    result = runner.invoke(app, ["chat", "--no-resume"], input="a\n")
+    assert (result.exit_code, result.stdout) == (1, "2 \n")
+    assert result.stderr.startswith("error: UNAVAILABLE: gone")
 
 
 def test_a_line_that_is_no_text_fails_alone(runner: CliRunner, server: ServerThread) -> None:

@@ -77,6 +77,8 @@ def test_chat_and_system_messages(runner: CliRunner, server: ServerThread) -> No
     assert request == pb.StreamGenerateRequest(chat=pb.Chat(messages=messages))
 
 
+RESUMPTIONS = [pb.Resumption(index=1, token_ids=[5, 6]), pb.Resumption(index=0)]
+
 OPTIONS: list[tuple[str, pb.StreamGenerateRequest]] = [
     ("--temperature 0", _request(sampling=pb.Sampling(temperature=0))),
     ("--temperature 0.5", _request(sampling=pb.Sampling(temperature=0.5))),
@@ -108,6 +110,8 @@ OPTIONS: list[tuple[str, pb.StreamGenerateRequest]] = [
     ("--cache-salt s", _request(cache_salt="s")),
     ("--priority -1", _request(priority=-1)),
     ("--priority 0", _request(priority=0)),
+    ("--resume-from 1=5,6 --resume-from 0=", _request(resume=RESUMPTIONS)),
+    ("--resume --seed 7", _request(sampling=pb.Sampling(seed=7), output=pb.Output(token_ids=True))),
     ("--json --stats --timeout 5", _request()),
 ]
 
@@ -131,7 +135,7 @@ def test_every_option_is_in_the_table_or_about_the_prompt() -> None:
 def test_every_field_of_a_request_has_an_option() -> None:
     set_by_options = {path for _, request in OPTIONS for path in _paths(request)}
     missing = _all_paths() - set_by_options
-    assert missing == {"token_ids", "chat", "embeddings", "resume"}, "prompts are tested apart; resume is the client's"
+    assert missing == {"token_ids", "chat", "embeddings"}, "prompts are tested apart"
 
 
 def _paths(request: Message) -> Iterator[str]:
@@ -203,6 +207,21 @@ def test_what_does_not_fit_its_field_is_a_failure(runner: CliRunner, options: st
     assert result.exit_code == 1
     assert result.stderr.startswith("error: INVALID_ARGUMENT (MALFORMED_MESSAGE): s")
     assert "  field: s" in result.stderr
+
+
+def test_several_completions_come_one_after_another(runner: CliRunner) -> None:
+    result = runner.invoke(app, ["generate", "a b c", "--max-tokens", "2", "--n", "2", "--stats"])
+    assert result.stdout == "--- completion 0 ---\n4 5 \n--- completion 1 ---\n104 105 \n"
+    assert "4 generated in 2 completions, finished: length, length, " in result.stderr
+
+
+def test_a_lost_server_is_not_noticed_with_resume(runner: CliRunner, server: ServerThread) -> None:
+    lost = Failure(grpc.StatusCode.UNAVAILABLE, "gone")
+    server.servicer.losses = [(2, lost)]
+    assert runner.invoke(app, ["generate", "a"]).exit_code == 1
+    server.servicer.losses = [(2, lost), (2, lost)]
+    result = runner.invoke(app, ["generate", "a", "--resume"])
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "2 3 4 \n", "")
 
 
 def test_a_failure_shows_status_reason_message_and_numbers(runner: CliRunner, server: ServerThread) -> None:

@@ -5,7 +5,7 @@ import typer
 
 from baton_client import Choices, Grammar, JsonSchema, Regex
 from baton_client.values import Constraint
-from cli.request_syntax import parse_constraint, parse_logit_bias
+from cli.request_syntax import parse_constraint, parse_logit_bias, parse_resumptions
 
 
 def test_biases_are_ids_and_values() -> None:
@@ -20,8 +20,16 @@ def test_what_is_no_bias_is_refused(text: str) -> None:
 
 
 def test_a_bias_given_twice_is_refused() -> None:
-    with pytest.raises(typer.BadParameter, match="token 3 comes twice"):
+    with pytest.raises(typer.BadParameter, match="3 comes twice"):
         parse_logit_bias(["3=1", "4=1", "3=1"])
+
+
+def test_resumptions_are_indices_and_token_ids() -> None:
+    assert parse_resumptions(["0=5,6", "2= [7]", "1="]) == {0: [5, 6], 2: [7], 1: []}
+    with pytest.raises(typer.BadParameter, match="INDEX=IDS"):
+        parse_resumptions(["0=5,x"])
+    with pytest.raises(typer.BadParameter, match="1 comes twice"):
+        parse_resumptions(["1=5", "1=6"])
 
 
 @pytest.mark.parametrize(
