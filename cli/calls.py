@@ -41,7 +41,8 @@ def print_failure(error: BatonClientError, target: Target, has_begun: bool) -> N
     reason = f" ({error.reason})" if error.reason else ""
     print_error(f"{error.status.name}{reason}: {error.message}")
     for key, value in sorted(error.metadata.items()):
-        typer.echo(f"  {key}: {value}", err=True)
+        if "\n" not in value or value not in error.message:
+            typer.echo(f"  {key}: {value}", err=True)
     for violation in error.field_violations:
         if violation.field != error.metadata.get("field"):
             typer.echo(f"  {violation.field}: {violation.description}", err=True)

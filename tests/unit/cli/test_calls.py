@@ -20,3 +20,15 @@ def test_fields_that_are_wrong_are_each_shown_once(capsys: pytest.CaptureFixture
         "  value: 2\n"
         "  sampling.min_p: is 3\n"
     )
+
+
+def test_lines_that_the_message_has_are_not_said_again(capsys: pytest.CaptureFixture[str]) -> None:
+    error = InvalidArgument(
+        "no grammar: line 1\n^",
+        status=grpc.StatusCode.INVALID_ARGUMENT,
+        metadata={"detail": "line 1\n^", "other": "a\nb", "short": "line 1"},
+    )
+    print_failure(error, Target("localhost:1", 1.0, resumes=False), has_begun=True)
+    assert capsys.readouterr().err == (
+        "error: INVALID_ARGUMENT: no grammar: line 1\nerror: ^\n  other: a\nb\n  short: line 1\n"
+    )
