@@ -67,7 +67,6 @@ def parse_request(line: InputLine, model: ServedModel) -> LineRequest:
 
     Raises:
         InvalidRequestError: the line is no request, or a field is wrong.
-        UnimplementedFieldError: a field is set whose behaviour this version does not have.
     """
     message = pb.GenerateRequest()
     try:

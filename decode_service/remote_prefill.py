@@ -28,7 +28,6 @@ from shared.errors import (
     QueueFullError,
     Reason,
     UnavailableError,
-    UnimplementedFieldError,
 )
 from shared.rpc.status import peer_error
 from shared.telemetry.metrics import ServiceMetrics
@@ -115,7 +114,7 @@ class RemotePrefill:
         # Found here, not by the replica, which knows nothing of KV that was lost.
         if isinstance(failure, KvTransferError | HandleError):
             return self._config.kv_load_failure == "recompute"
-        is_final = isinstance(error, InvalidRequestError | DeadlineError | UnimplementedFieldError)
+        is_final = isinstance(error, InvalidRequestError | DeadlineError)
         return not is_final and error.reason is not Reason.NO_PREFILL_REPLICA
 
     def _may_compute_here(self, error: BatonError) -> bool:

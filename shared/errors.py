@@ -4,7 +4,6 @@
     ├── ConfigError               a config file or variable is wrong (exit code 2)
     ├── ModelLoadError            a model directory cannot be served
     ├── InvalidRequestError       the request itself is wrong, and would be again
-    ├── UnimplementedFieldError   a field whose behaviour this version does not have
     ├── DuplicateRequestError     a live request has this id
     ├── QueueFullError            try again later
     ├── DeadlineError             the caller's time ran out
@@ -45,7 +44,6 @@ class Reason(StrEnum):
     RESUME_INVALID = "RESUME_INVALID"
     REQUEST_EXCEEDS_POOL = "REQUEST_EXCEEDS_POOL"
     PREFILL_REQUEST_INVALID = "PREFILL_REQUEST_INVALID"
-    FIELD_UNIMPLEMENTED = "FIELD_UNIMPLEMENTED"
     REQUEST_ID_IN_USE = "REQUEST_ID_IN_USE"
     QUEUE_FULL = "QUEUE_FULL"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
@@ -135,15 +133,6 @@ def require(is_inside: bool, field: str, value: object, bounds: str, reason: Rea
         raise InvalidRequestError(
             f"{field} is {value}, and must be in {bounds}", reason, {"field": field, "value": value, "bounds": bounds}
         )
-
-
-class UnimplementedFieldError(BatonError):
-    """The request sets a field whose behaviour this version does not have."""
-
-    reasons = (Reason.FIELD_UNIMPLEMENTED,)
-
-    def __init__(self, field: str) -> None:
-        super().__init__(f"field `{field}` is not implemented in this version", metadata={"field": field})
 
 
 class DuplicateRequestError(BatonError):

@@ -21,7 +21,6 @@ from shared.errors import (
     QueueFullError,
     Reason,
     UnavailableError,
-    UnimplementedFieldError,
 )
 
 DETAILS_KEY = "grpc-status-details-bin"
@@ -41,7 +40,6 @@ STATUS_OF: dict[type[BatonError], grpc.StatusCode] = {
     ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
     ModelLoadError: grpc.StatusCode.FAILED_PRECONDITION,
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
-    UnimplementedFieldError: grpc.StatusCode.UNIMPLEMENTED,
     DuplicateRequestError: grpc.StatusCode.ALREADY_EXISTS,
     QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -73,7 +71,7 @@ def trailing_metadata(error: BatonError) -> tuple[tuple[str, bytes], ...]:
     details: list[Message] = [
         error_details_pb2.ErrorInfo(reason=error.reason.value, domain=ERROR_DOMAIN, metadata=metadata)
     ]
-    if isinstance(error, InvalidRequestError | UnimplementedFieldError) and "field" in metadata:
+    if isinstance(error, InvalidRequestError) and "field" in metadata:
         details.append(_bad_request(metadata["field"], error.message))
     retry_after_s = _retry_after_s(error)
     if retry_after_s is not None:
@@ -103,8 +101,6 @@ def peer_error(error: grpc.aio.AioRpcError) -> BatonError | None:
     kind = _KIND_OF[reason]
     if kind is QueueFullError:
         return QueueFullError(message, _told_retry_after_s(error), metadata)
-    if kind is UnimplementedFieldError:
-        return UnimplementedFieldError(metadata.get("field", ""))
     return kind(message, reason, metadata)
 
 

@@ -146,8 +146,8 @@ async def test_the_owners_reason_comes_through(server: FetchKvServer, target: Kv
     server.handle = None
     with pytest.raises(KvTransferError, match="FAILED_PRECONDITION: refused by the owner") as caught:
         await transport.fetch(handle, target, TARGET_IDS)
-    assert (caught.value.reason, caught.value.metadata["peer_reason"]) == (Reason.KV_TRANSFER_FAILED, "HANDLE_UNKNOWN")
-    assert caught.value.metadata == {"request_id": "r1", "epoch": "owner-epoch", "handle_id": "00"}
+    numbers = {"request_id": "r1", "epoch": "owner-epoch", "handle_id": "00", "peer_reason": "HANDLE_UNKNOWN"}
+    assert (caught.value.reason, caught.value.metadata) == (Reason.KV_TRANSFER_FAILED, numbers)
     assert not target.tensor.any()
 
 

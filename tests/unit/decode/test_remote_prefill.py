@@ -26,7 +26,6 @@ from shared.errors import (
     QueueFullError,
     Reason,
     UnavailableError,
-    UnimplementedFieldError,
 )
 from shared.kv.allocator import BlockAllocator
 from shared.kv.pool import KvPool
@@ -188,7 +187,6 @@ async def test_the_next_replica_gets_the_same_vectors(pool: KvPool) -> None:
 
 FINAL: dict[str, BatonError] = {
     "invalid": InvalidRequestError("too long", Reason.PROMPT_TOO_LONG, {"prompt_tokens": 10}),
-    "unimplemented": UnimplementedFieldError("sampling.n"),
     "out of time": DeadlineError("too late"),
 }
 

@@ -23,7 +23,6 @@ from shared.errors import (
     QueueFullError,
     Reason,
     UnavailableError,
-    UnimplementedFieldError,
 )
 from shared.rpc.status import (
     DETAILS_KEY,
@@ -43,8 +42,6 @@ KINDS = [
 
 
 def made(kind: type[BatonError]) -> BatonError:
-    if kind is UnimplementedFieldError:
-        return UnimplementedFieldError("sampling.n")
     if kind is QueueFullError:
         return QueueFullError("full", retry_after_s=2.5, metadata={"queue_len": 3})
     return kind("it went wrong", metadata={"number": 7})
@@ -69,7 +66,7 @@ def details_of(error: BatonError) -> status_pb2.Status:
 
 def test_every_error_has_a_status() -> None:
     assert set(KINDS) == set(STATUS_OF)
-    assert len(KINDS) == 11
+    assert len(KINDS) == 10
 
 
 @pytest.mark.parametrize("kind", KINDS)
