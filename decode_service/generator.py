@@ -113,10 +113,10 @@ class Generator:
                 if isinstance(event, Drawn):
                     for told in self._push(live, event):
                         yield told
+                    if not live.unfinished:
+                        break
                 else:
                     yield event
-                if not live.unfinished:
-                    break
         assert not live.unfinished, "the tokens ended before the completions did"
         yield live.usage(progress.transfer_s)
 
