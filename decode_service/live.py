@@ -89,8 +89,9 @@ class LiveRequest:
         """What the caller is told first, once: Started, and the ends of completions that were resumed at their ends."""
         assert not self.has_started
         self.has_started = True
-        self.num_cached_tokens = num_cached_tokens
         request = self.request
+        # What was resumed may be cached too, and is no prompt.
+        self.num_cached_tokens = num_cached_tokens = min(num_cached_tokens, request.prompt_len)
         started = Started(request.request_id, request.prompt_len, num_cached_tokens, tuple(self.prompt_logprobs))
         ended = ((completion.finish, completion.index) for completion in self.completions)
         return [started, *(Finished(finish, index) for finish, index in ended if finish is not None)]
