@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -11,9 +11,10 @@ import torch
 from shared.constraints.matcher import ConstraintError
 from shared.engine.step import BeforeCompute, StepRow, do_nothing
 from shared.planning import plan_step
-from shared.sampling.logprobs import TokenLogprobs, prompt_logprobs, token_logprobs
-from shared.sampling.sampler import SampleRow, sample
+from shared.sampling.logprobs import TokenLogprobs
 from shared.text.stopping import Finish, token_finish
+from shared.worker.drawing import Draw, Draws, draw
+from shared.worker.scoring import Head, Scores, score_prompts
 from shared.worker.sequence import Sequence
 from shared.worker.walks import WalkChoice
 
@@ -61,21 +62,11 @@ class Retired:
 SequenceEvent = ChunkLanded | TokenSampled | Retired
 
 
-class StepRunner(Protocol):
+class StepRunner(Head, Protocol):
     """What steps need of `shared.engine.runner.Runner`."""
 
     def run(self, walk: str, rows: list[StepRow], before_compute: BeforeCompute) -> torch.Tensor:
         """Runs one packed step; float32 logits [rows that want them, vocab], valid until the next call of either."""
-
-    def logits_of(self, first: int, end: int) -> torch.Tensor:
-        """Float32 logits [end - first, vocab] of tokens [first, end) of the step just run, in its order.
-
-        No more than `max_num_logits` tokens; valid until the next call.
-        """
-
-    @property
-    def max_num_logits(self) -> int:
-        """Most tokens that `logits_of` takes."""
 
 
 class Stepper:
@@ -130,9 +121,15 @@ class Stepper:
             log.exception("step_failed", walk=walk, num_rows=len(rows))
             return [self._fail(sequence, str(failure)) for sequence, _ in planned]
         finals = [sequence for (sequence, _), row in zip(planned, rows, strict=True) if row.wants_logits]
-        sampled = self._sample(finals, logits)
-        logprobs = self._prompt_logprobs(planned)  # after the draws, whose logits it overwrites
-        events = [event for sequence, count in planned for event in self._land(sequence, count, sampled, logprobs)]
+        drawn = self._draw(finals, logits)
+        scores = score_prompts(self._runner, planned)
+        events = [
+            event
+            for sequence, count in planned
+            for event in self._land(
+                sequence, count, drawn.get(sequence.request_id), scores.get(sequence.request_id, ())
+            )
+        ]
         log.debug(
             "step",
             walk=walk,
@@ -156,115 +153,50 @@ class Stepper:
         self._sequences = [*waiting, *(sequences[index] for index in plan.next_order)]
         return walk.name, [(sequences[row.row_index], row.num_tokens) for row in plan.slices]
 
-    def _sample(self, finals: list[Sequence], logits: torch.Tensor) -> dict[str, "_Draws"]:
-        """The next tokens of all completions of each sequence, or why there are none."""
+    def _draw(self, finals: list[Sequence], logits: torch.Tensor) -> dict[str, Draws]:
         if self._on_logits is not None:
             for sequence, row in zip(finals, logits, strict=True):
                 self._on_logits(sequence, row)
-        draws = {sequence.request_id: _Draws() for sequence in finals}
-        wanted: list[tuple[_Draws, SampleRow, int]] = []
-        for place, sequence in enumerate(finals):
-            try:
-                wanted += [(draws[sequence.request_id], row, place) for row in sequence.sample_rows()]
-            except ConstraintError as error:
-                draws[sequence.request_id].error = error
-        places = [place for _, _, place in wanted]
-        rows = logits if places == list(range(len(finals))) else logits[places]
-        for (drawn, row, _), token_id in zip(wanted, sample(rows, [row for _, row, _ in wanted]), strict=True):
-            if isinstance(token_id, FloatingPointError):
-                drawn.error = token_id
-            else:
-                drawn.tokens.append((row.index, token_id))
-        for sequence, row in zip(finals, logits, strict=True):
-            if sequence.logprobs is not None:
-                draws[sequence.request_id].note_logprobs(row, sequence.logprobs)
-        return draws
-
-    def _prompt_logprobs(
-        self, planned: list[tuple[Sequence, int]]
-    ) -> dict[str, tuple[TokenLogprobs, ...] | FloatingPointError]:
-        """Of each sequence that wants them, the log-probabilities of the prompt's tokens that follow its chunk's."""
-        found: dict[str, tuple[TokenLogprobs, ...] | FloatingPointError] = {}
-        first = 0
-        for sequence, count in planned:
-            if sequence.prompt_logprobs is not None:
-                try:
-                    found[sequence.request_id] = self._follow_chunk(sequence, first, count)
-                except FloatingPointError as error:
-                    found[sequence.request_id] = error
-            first += count
-        return found
-
-    def _follow_chunk(self, sequence: Sequence, first: int, count: int) -> tuple[TokenLogprobs, ...]:
-        #   prompt   t0 t1 t2 t3 t4      the chunk's logits at t2 and t3 are of what follows them: t3 and t4.
-        #   chunk          t2 t3 t4      Those at t4 are of the first generated token.
-        assert sequence.prompt_logprobs is not None
-        start = sequence.num_computed_tokens + 1
-        followers = sequence.token_ids[start : min(start + count, sequence.prompt_len)]
-        logprobs: list[TokenLogprobs] = []
-        for place in range(0, len(followers), self._runner.max_num_logits):
-            piece = followers[place : place + self._runner.max_num_logits]
-            logits = self._runner.logits_of(first + place, first + place + len(piece))
-            logprobs += prompt_logprobs(logits.numpy(), piece, sequence.prompt_logprobs)
-        return tuple(logprobs)
+        return draw(finals, logits)
 
     def _land(
-        self,
-        sequence: Sequence,
-        num_tokens: int,
-        sampled: dict[str, "_Draws"],
-        logprobs: dict[str, tuple[TokenLogprobs, ...] | FloatingPointError],
+        self, sequence: Sequence, num_tokens: int, draws: Draws | None, scores: Scores
     ) -> Iterator[SequenceEvent]:
-        name = sequence.request_id
-        draws = sampled.get(name)
-        followers = logprobs.get(name, ())
-        error = followers if isinstance(followers, FloatingPointError) else draws.error if draws is not None else None
-        if error is not None or isinstance(followers, FloatingPointError):
-            log.warning("row_failed", request_id=name, error=str(error))
-            yield self._fail(sequence, str(error))
+        """What became of one row of a step: its KV, the scores of its prompt's tokens, and its next tokens."""
+        if isinstance(draws, Exception) or isinstance(scores, Exception):
+            yield self._fail_row(sequence, draws if isinstance(draws, Exception) else scores)
             return
         was_chunk = not sequence.is_decoding
         sequence.num_computed_tokens += num_tokens
         if was_chunk:
             sequence.is_partial = True
-            yield ChunkLanded(name, sequence.num_computed_tokens, followers)
+            yield ChunkLanded(sequence.request_id, sequence.num_computed_tokens, scores)
         if draws is None:
             return
-        yield from self._take(sequence, draws)
-
-    def _take(self, sequence: Sequence, draws: "_Draws") -> Iterator[SequenceEvent]:
-        """Goes on with what was drawn: the sequence's next token, or the last thing it does."""
-        name, num_generated = sequence.request_id, sequence.num_generated + 1
-        is_last = len(sequence.indices) > 1
-        for index, token_id in draws.tokens:
-            finish = token_finish(sequence.stopping, sequence.eos_token_ids, token_id, num_generated, sequence.room - 1)
+        # The sequence's next token, or the last thing it does.
+        name, num_generated, room = sequence.request_id, sequence.num_generated + 1, sequence.room - 1
+        is_last = len(draws) > 1
+        for index, drawn in zip(sequence.indices, draws, strict=True):
+            finish = token_finish(sequence.stopping, sequence.eos_token_ids, drawn.token_id, num_generated, room)
             is_last = is_last or finish is not None
-            yield TokenSampled(name, token_id, finish, index, draws.logprobs.get(token_id))
+            yield TokenSampled(name, drawn.token_id, finish, index, drawn.logprobs)
         if is_last:
             yield from self.drop(name)
-            return
-        try:
-            sequence.append(draws.tokens[0][1])
-        except ConstraintError as error:
-            log.warning("row_failed", request_id=name, error=str(error))
-            yield self._fail(sequence, str(error))
+        elif (failure := _append(sequence, draws[0])) is not None:
+            yield self._fail_row(sequence, failure)
+
+    def _fail_row(self, sequence: Sequence, failure: object) -> Retired:
+        log.warning("row_failed", request_id=sequence.request_id, error=str(failure))
+        return self._fail(sequence, str(failure))
 
     def _fail(self, sequence: Sequence, message: str) -> Retired:
         self.drop(sequence.request_id)
         return Retired(sequence.request_id, message)
 
 
-@dataclass
-class _Draws:
-    """What was drawn for one sequence: the token of each completion, with log-probabilities by token if wanted."""
-
-    tokens: list[tuple[int, int]] = field(default_factory=list)
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    error: FloatingPointError | ConstraintError | None = None
-
-    def note_logprobs(self, logits: torch.Tensor, num_alternatives: int) -> None:
-        """Adds the log-probabilities of the tokens drawn from these logits, [vocab_size]."""
-        if self.error is None:
-            values = logits.numpy()
-            for _, token_id in self.tokens:
-                self.logprobs[token_id] = token_logprobs(values, token_id, num_alternatives)
+def _append(sequence: Sequence, drawn: Draw) -> ConstraintError | None:
+    try:
+        sequence.append(drawn.token_id)
+    except ConstraintError as error:
+        return error
+    return None
