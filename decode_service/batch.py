@@ -37,7 +37,8 @@ class OfflineResult:
     Attributes:
         index: place of the request in the input, from 0.
         events: what a stream would have told, token by token.
-        final_logits: float32 [vocab_size], of the prompt's last token; None unless they were asked for.
+        final_logits: float32 [vocab_size], of the prompt's last token; None unless they were asked for, and
+            where generation goes on from resumed tokens.
     """
 
     index: int
@@ -216,7 +217,8 @@ class Batch:
     def _admit(self, asked: _Asked, block_hashes: list[bytes]) -> bool:
         live = asked.live
         request, num_completions = live.request, len(live.unfinished)
-        num_rows = sum(len(other.live.lanes) for other in self._asked.values())
+        assert num_completions <= self._max_num_seqs
+        num_rows = sum(lane.reservation is not None for other in self._asked.values() for lane in other.live.lanes)
         if num_rows + num_completions > self._max_num_seqs:
             return False
         num_cached_tokens = 0
@@ -258,5 +260,5 @@ class Batch:
         self._lanes.on_events(retired)
 
     def _note_logits(self, sequence: Sequence, logits: torch.Tensor) -> None:
-        if sequence.num_computed_tokens < sequence.prompt_len:
+        if sequence.num_generated == 0:
             self._asked[sequence.request_id].final_logits = logits.clone()

@@ -138,7 +138,7 @@ class Generator:
         reservation = live.lanes[0].reservation
         assert reservation is not None
         progress.num_fetched_tokens = reservation.num_cached_tokens
-        self._metrics.cached_tokens.inc(reservation.num_cached_tokens)
+        self._metrics.cached_tokens.inc(min(reservation.num_cached_tokens, request.prompt_len))
         limit = self._local_prefill_max_tokens
         if limit is not None and request.input_len - progress.num_fetched_tokens > limit:
             # Closed before the blocks are: a fetch may still be writing to them when the first token ends the text.

@@ -18,6 +18,7 @@ from decode_service.completion import Drawn
 from decode_service.live import Lane, LiveRequest, PromptComputed
 from decode_service.request import Finished, GenerationEvent
 from decode_service.sequences import sequence_of
+from shared.constraints.matcher import ConstraintError
 from shared.errors import Reason, UnavailableError
 from shared.kv.pool import KvPool
 from shared.kv.transports.copier import Abandoned
@@ -45,7 +46,7 @@ class Lanes:
         engine: whose blocks they are.
         steps: computes them.
         release: takes their blocks back.
-        on_token: called for each token that a step generated.
+        on_token: called for each new token that a step generated.
     """
 
     def __init__(
@@ -174,21 +175,25 @@ class Lanes:
         live.prompt_logprobs += prompt_logprobs
 
     def _take_token(self, live: LiveRequest, event: TokenSampled) -> None:
-        self._on_token()
         lane = live.lane_of(event.index)
         assert lane is not None
+        # It may be known: what was resumed, or a first token that came before KV was lost.
+        if live.is_parting and len(lane.token_ids) > live.request.prompt_len:
+            return
+        self._on_token()
         if live.is_parting:
-            # It may be known: what was resumed, or a first token that came before KV was lost.
-            if len(lane.token_ids) > live.request.prompt_len:
+            try:
+                lane.completion.follow(event.token_id)
+            except ConstraintError as error:  # of this request alone: the step's other events are still to be taken
+                live.news.put_nowait(_step_failed(str(error)))
                 return
-            lane.completion.follow(event.token_id)
         lane.token_ids.append(event.token_id)
         live.news.put_nowait(Drawn(event.token_id, event.index, event.logprobs))
 
     def _retire(self, live: LiveRequest, lane: Lane, error: str | None, num_computed_tokens: int) -> None:
         lane.is_computing = False
         if error is not None:
-            live.news.put_nowait(UnavailableError(f"a step failed: {error}", Reason.ENGINE_FAILED))
+            live.news.put_nowait(_step_failed(error))
         elif live.is_parting and not live.is_closed:
             live.news.put_nowait(PromptComputed())
             return
@@ -226,6 +231,10 @@ def copy_block(pool: KvPool, block_ids: Several[int], is_abandoned: Abandoned = 
     for block_id in block_ids[1:]:
         if not is_abandoned():
             pool.block_view(block_id)[:] = pool.block_view(block_ids[0])
+
+
+def _step_failed(error: str) -> UnavailableError:
+    return UnavailableError(f"a step failed: {error}", Reason.ENGINE_FAILED)
 
 
 def _lane_named(live: LiveRequest, name: str) -> Lane:

@@ -11,7 +11,7 @@ Leaving the generator early, for whatever reason, cancels the stream, which free
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -146,11 +146,13 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[PrefillE
 
 def _first_events(
     response: prefill_pb2.PrefillResponse, prompt_logprobs: list[TokenLogprobs], work: PrefillWork
-) -> Iterator[PromptLogprobs | Drawn]:
+) -> list[PromptLogprobs | Drawn]:
+    """What the response tells; all of it is checked before any is told."""
     request = work.request
+    events: list[PromptLogprobs | Drawn] = []
     if request.prompt_logprobs is not None:
         _check_count("log-probabilities of prompt tokens", len(prompt_logprobs), request.prompt_len - 1)
-        yield PromptLogprobs(tuple(prompt_logprobs))
+        events.append(PromptLogprobs(tuple(prompt_logprobs)))
     _check_count("first tokens", len(response.first_tokens), request.num_completions)
     for index, message in enumerate(response.first_tokens):
         if message.token_id >= work.vocab_size or message.index != index:
@@ -162,7 +164,8 @@ def _first_events(
             )
         _check_count("log-probabilities of a token", message.HasField("logprobs"), request.logprobs is not None)
         logprobs = logprobs_from_proto(message.logprobs) if message.HasField("logprobs") else None
-        yield Drawn(message.token_id, index, logprobs)
+        events.append(Drawn(message.token_id, index, logprobs))
+    return events
 
 
 def _check_count(what: str, num_sent: int, num_needed: int) -> None:

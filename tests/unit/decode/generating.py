@@ -20,6 +20,7 @@ from shared.telemetry.metrics import ServiceMetrics
 from shared.text.tokenizer import Tokenizer
 from shared.worker.engine import Engine
 from shared.worker.ledger import BlockLedger
+from shared.worker.sequence import Sequence
 from shared.worker.step_loop import Retired, TokenSampled
 from tests.unit.decode.cluster import IDENTITY
 from tests.unit.kv.support import LAYOUT
@@ -62,6 +63,7 @@ class Desk:
         max_num_seqs: int = 4,
         max_queue_len: int = 4,
     ) -> None:
+        self.pool = pool
         self.loop = RecordingLoop()
         self.ledger = BlockLedger(BlockAllocator(pool.num_blocks, pool.generations), LAYOUT.block_size)
         self.admission = Admission(self.ledger, max_num_seqs, max_queue_len)
@@ -98,6 +100,16 @@ class Desk:
 
     def follow(self, request: GenerationRequest, timeout_s: float = WAIT_S) -> Following:
         return Following(self.generator.generate(request, timeout_s))
+
+    def value(self, metric: str) -> float:
+        """A counter of the service."""
+        return self.metrics.registry.get_sample_value(f"baton_decode_{metric}_total") or 0.0
+
+    async def num_submitted(self, count: int) -> list[Sequence]:
+        """All sequences that the step loop was given, once there are so many."""
+        await until(lambda: len(self.loop.submitted) >= count)
+        assert len(self.loop.submitted) == count
+        return self.loop.submitted
 
     async def submitted(self, request_id: str) -> None:
         """Waits until the request has been handed to the step loop."""

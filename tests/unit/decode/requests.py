@@ -1,11 +1,13 @@
 """Requests in short form."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from decode_service.request import GenerationRequest
+from shared.constraints.matcher import ConstraintMatcher
 from shared.sampling.params import SamplingParams
 from shared.text.stopping import StoppingParams
 
@@ -28,6 +30,25 @@ def generation_request(
         max_total_len=len(prompt) + max_tokens,
         priority=priority,
         cache_salt=cache_salt,
+    )
+
+
+def many_request(
+    num_completions: int = 3,
+    prompt: tuple[int, ...] = (1, 2, 3, 4, 5, 6),
+    resumed: dict[int, bytes] | None = None,
+    matcher: ConstraintMatcher | None = None,
+    prompt_logprobs: int | None = None,
+    **stopping: Any,
+) -> GenerationRequest:
+    """A request of several completions: of three tokens each, unless it is told otherwise."""
+    params = StoppingParams(**{"max_tokens": 3, **stopping})
+    return replace(
+        generation_request("a", prompt, params.max_tokens, stopping=params),
+        sampling=replace(GREEDY, n=num_completions),
+        resumed={index: tuple(token_ids) for index, token_ids in (resumed or {}).items()},
+        matcher=matcher,
+        prompt_logprobs=prompt_logprobs,
     )
 
 
