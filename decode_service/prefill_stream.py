@@ -133,7 +133,7 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[PrefillE
             if response.HasField("accepted"):
                 yield Accepted(response.accepted.cached_tokens)
             logprobs += map(logprobs_from_proto, response.prompt_logprobs)
-            if response.first_tokens:
+            if num_announced == work.request.input_len:
                 for event in _first_events(response, logprobs, work):
                     yield event
         last = await fetching
@@ -147,7 +147,7 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[PrefillE
 def _first_events(
     response: prefill_pb2.PrefillResponse, prompt_logprobs: list[TokenLogprobs], work: PrefillWork
 ) -> list[PromptLogprobs | Drawn]:
-    """What the response tells; all of it is checked before any is told."""
+    """What the response with the last handle tells; all of it is checked before any is told."""
     request = work.request
     events: list[PromptLogprobs | Drawn] = []
     if request.prompt_logprobs is not None:
@@ -302,11 +302,9 @@ async def _start(route: Route, work: PrefillWork) -> prefill_pb2.PrefillRequest:
 
 
 def _handle_of(response: prefill_pb2.PrefillResponse, route: Route, work: PrefillWork, num_announced: int) -> KvHandle:
-    """The response's handle; the last one comes with the first token."""
+    """The response's handle."""
     handle = handle_from_proto(response.handle)
     _check_handle(handle, route, work, num_announced)
-    if handle.is_final and not response.first_tokens:
-        raise UnavailableError("prefill sent its last handle without a first token", Reason.PREFILL_PROTOCOL_VIOLATED)
     return handle
 
 

@@ -169,6 +169,16 @@ def handle_message(
     return response
 
 
+def last_message(
+    token_ids: Sequence[int], first_token: int = 8, end_token: int = 10, *, request_id: str = "a"
+) -> Response:
+    """The last handle's message, with the first token of each completion."""
+    response = handle_message(first_token, end_token, is_final=True, request_id=request_id)
+    for index, token_id in enumerate(token_ids):
+        response.first_tokens.add(token_id=token_id, index=index)
+    return response
+
+
 def saying(*responses: Response) -> Script:
     """Says all this at once, and waits for the client to close its half of the stream."""
 

@@ -8,7 +8,7 @@ from decode_service.admission import Admission
 from shared.errors import InvalidRequestError, QueueFullError, Reason
 from shared.kv.allocator import BlockAllocator, BlockCounts
 from shared.worker.ledger import BlockLedger, Reservation
-from tests.unit.decode.requests import embeddings_request, generation_request, vectors_of
+from tests.unit.decode.requests import embeddings_request, generation_request, many_request, vectors_of
 
 ALL_FREE = BlockCounts(free=8, cached=0, in_use=0)
 
@@ -124,6 +124,95 @@ async def test_what_the_pool_can_never_hold_is_refused_with_numbers() -> None:
             "pool_blocks": "8",
         }
         await made.admission.reserve(generation_request(prompt=(1,) * 20, max_tokens=12))
+
+
+async def test_completions_share_the_full_blocks_of_their_prompt() -> None:
+    async with desk(max_num_seqs=3) as made:
+        reservations = await made.admission.reserve(many_request(), num_completions=3)
+        tables = [reservation.block_table for reservation in reservations]
+        assert [len(table) for table in tables] == [3, 3, 3], "nine tokens in blocks of four"
+        assert len({table[0] for table in tables}) == 1
+        assert len({block for table in tables for block in table}) == 7
+        assert made.numbers == (3, 0)
+        for reservation, in_use in zip(reservations, (5, 3, 0), strict=True):
+            made.admission.release(reservation)
+            assert made.ledger.counts().in_use == in_use
+        assert made.numbers == (0, 0)
+        assert made.ledger.counts() == ALL_FREE
+
+
+async def test_several_wait_for_as_many_rows_and_hold_the_rest_meanwhile() -> None:
+    async with desk(max_num_seqs=4) as made:
+        first, second = await made.ask("a"), await made.ask("b")
+        many = asyncio.create_task(made.admission.reserve(many_request(), num_completions=3))
+        await asyncio.sleep(0)
+        follower = await made.ask("c")
+        assert made.numbers == (2, 2), "two rows are free, and the head needs three"
+        made.admission.release(await first)
+        reservations = await many
+        assert (made.granted, made.numbers) == (["a", "b"], (4, 1))
+        made.admission.release(await second)
+        await follower
+        assert made.numbers == (4, 0)
+        for reservation in reservations:
+            made.admission.release(reservation)
+        assert made.numbers == (1, 0)
+
+
+async def test_several_wait_for_blocks_for_all_of_them_and_hold_none_meanwhile() -> None:
+    async with desk(max_num_seqs=8) as made:
+        first = await made.ask("a", num_blocks=2)
+        many = asyncio.create_task(made.admission.reserve(many_request(), num_completions=3))
+        await asyncio.sleep(0)
+        assert made.ledger.counts() == BlockCounts(free=6, cached=0, in_use=2), "seven are needed"
+        follower = await made.ask("b")
+        assert made.numbers == (1, 2)
+        made.admission.release(await first)
+        assert len(await many) == 3
+        await follower
+        assert made.ledger.counts().in_use == 8
+
+
+async def test_several_that_leave_in_the_turn_of_their_grant_give_all_back() -> None:
+    async with desk(max_num_seqs=3) as made:
+        first = await made.ask("a")
+        many = asyncio.create_task(made.admission.reserve(many_request(), num_completions=3))
+        await asyncio.sleep(0)
+        made.admission.release(await first)
+        assert made.numbers == (3, 0)
+        many.cancel()
+        await asyncio.wait({many})
+        assert many.cancelled()
+        assert made.numbers == (0, 0)
+        assert made.ledger.counts() == ALL_FREE
+
+
+async def test_several_that_the_pool_can_never_hold_are_refused_with_numbers() -> None:
+    async with desk(max_num_seqs=4) as made:
+        with pytest.raises(InvalidRequestError) as caught:
+            await made.admission.reserve(many_request(4), num_completions=4)
+        assert caught.value.reason is Reason.REQUEST_EXCEEDS_POOL
+        assert caught.value.metadata == {
+            "prompt_tokens": "6",
+            "max_total_tokens": "9",
+            "completions": "4",
+            "needed_blocks": "9",
+            "pool_blocks": "8",
+        }
+        assert made.numbers == (0, 0)
+        assert len(await made.admission.reserve(many_request(4), num_completions=3)) == 3, "one had ended"
+
+
+async def test_a_prompt_whose_logprobs_are_wanted_shares_no_cached_block() -> None:
+    async with desk(max_num_seqs=4) as made:
+        (first,) = await made.admission.reserve(many_request(1))
+        made.ledger.commit(first, 6)
+        whole = await made.admission.reserve(many_request(2, prompt_logprobs=0), num_completions=2)
+        assert whole[0].num_cached_tokens == 0
+        assert whole[0].block_table[0] == whole[1].block_table[0] != first.block_table[0]
+        for reservation in (first, *whole):
+            made.admission.release(reservation)
+        assert made.ledger.counts().in_use == 0
 
 
 async def test_a_waiter_that_leaves_leaves_the_queue() -> None:

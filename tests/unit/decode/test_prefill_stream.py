@@ -7,17 +7,28 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
+from typing import Any
 
 import grpc
 import pytest
 
 from baton.v1 import prefill_pb2, prefill_pb2_grpc
 from decode_service.completion import Drawn
-from decode_service.prefill_stream import Accepted, KvProgress, PrefillEvent, PrefillWork, Route, prefill_on
+from decode_service.prefill_stream import (
+    Accepted,
+    KvProgress,
+    PrefillEvent,
+    PrefillWork,
+    PromptLogprobs,
+    Route,
+    prefill_on,
+)
 from decode_service.replicas import Session
 from shared.errors import DeadlineError, HandleError, KvTransferError, QueueFullError, Reason, UnavailableError
 from shared.kv.allocator import BlockAllocator
 from shared.kv.pool import KvPool
+from shared.rpc.convert import logprobs_to_proto
+from shared.sampling.logprobs import TokenLogprob, TokenLogprobs
 from shared.worker.ledger import BlockLedger
 from tests.unit.decode.requests import generation_request, vectors_of
 from tests.unit.decode.scripted import (
@@ -32,6 +43,7 @@ from tests.unit.decode.scripted import (
     handle_message,
     hanging_up,
     holding,
+    last_message,
     saying,
 )
 from tests.unit.kv.support import LAYOUT
@@ -215,6 +227,115 @@ async def test_a_last_handle_without_a_first_token_is_refused(pool: KvPool) -> N
     error = await Attempt(pool).failure(replica, UnavailableError)
     assert isinstance(error, UnavailableError)
     assert error.reason is Reason.PREFILL_PROTOCOL_VIOLATED
+
+
+def asking(attempt: Attempt, num_completions: int = 1, **fields: Any) -> Attempt:
+    """An attempt at a request with other fields."""
+    sampling = dataclasses.replace(attempt.request.sampling, n=num_completions)
+    request = dataclasses.replace(attempt.request, sampling=sampling, **fields)
+    attempt.work = dataclasses.replace(attempt.work, request=request)
+    return attempt
+
+
+def logprobs_of(token_id: int) -> TokenLogprobs:
+    alternatives = (TokenLogprob(3, -0.25, 1), TokenLogprob(token_id, -2.5, 2))
+    return TokenLogprobs(TokenLogprob(token_id, -2.5, 2), alternatives)
+
+
+def with_logprobs(response: Response, *token_ids: int) -> Response:
+    """The response with log-probabilities of each first token, and of these tokens of the prompt."""
+    for first in response.first_tokens:
+        first.logprobs.CopyFrom(logprobs_to_proto(logprobs_of(first.token_id)))
+    response.prompt_logprobs.extend(logprobs_to_proto(logprobs_of(token_id)) for token_id in token_ids)
+    return response
+
+
+async def test_the_first_token_of_each_completion(pool: KvPool) -> None:
+    attempt, replica = asking(Attempt(pool), 3), ScriptedReplica(saying(*WHOLE[:2], last_message([7, 7, 9])))
+    assert await attempt.events(replica) == [Accepted(4), Drawn(7), Drawn(7, 1), Drawn(9, 2)]
+    start = replica.dialogues[0].start
+    assert (start.sampling.n, start.num_generated_tokens, list(start.token_ids)) == (3, 0, list(PROMPT))
+
+
+async def test_log_probabilities_come_with_what_they_are_of(pool: KvPool) -> None:
+    attempt = asking(Attempt(pool), 2, logprobs=2, prompt_logprobs=2)
+    replica = ScriptedReplica(
+        saying(
+            accepted(),
+            with_logprobs(Response(), *range(1, 9)),
+            handle_message(0, 8),
+            with_logprobs(last_message([7, 8]), 9),
+        )
+    )
+    assert await attempt.events(replica) == [
+        Accepted(0),
+        PromptLogprobs(tuple(map(logprobs_of, range(1, 10)))),
+        Drawn(7, 0, logprobs_of(7)),
+        Drawn(8, 1, logprobs_of(8)),
+    ]
+    start = replica.dialogues[0].start
+    assert (start.logprobs, start.prompt_logprobs) == (2, 2)
+
+
+def numbered(*indices: int) -> Response:
+    response = last_message([7] * len(indices))
+    for first, index in zip(response.first_tokens, indices, strict=True):
+        first.index = index
+    return response
+
+
+WRONG_LAST: dict[str, tuple[dict[str, Any], Response]] = {
+    "none": ({}, last_message([])),
+    "one too few": ({}, last_message([7, 8])),
+    "one too many": ({}, last_message([7, 8, 9, 10])),
+    "one twice": ({}, numbered(0, 1, 1)),
+    "not in order": ({}, numbered(0, 2, 1)),
+    "not in the vocabulary": ({}, last_message([7, 8, 100])),
+    "without log-probabilities": ({"logprobs": 0}, last_message([7, 8, 9])),
+    "with log-probabilities": ({}, with_logprobs(last_message([7, 8, 9]))),
+    "without the prompt's": ({"prompt_logprobs": 0}, last_message([7, 8, 9])),
+    "too many of the prompt's": ({"prompt_logprobs": 0}, with_logprobs(last_message([7, 8, 9]), *range(10))),
+}
+
+
+@pytest.mark.parametrize(("fields", "last"), WRONG_LAST.values(), ids=WRONG_LAST)
+async def test_wrong_first_tokens_are_refused_and_none_is_told(
+    pool: KvPool, fields: dict[str, Any], last: Response
+) -> None:
+    attempt, replica = (
+        asking(Attempt(pool), 3, **fields),
+        ScriptedReplica(holding(accepted(), handle_message(0, 8), last)),
+    )
+    async with replica.serving() as stub:
+        events = attempt.on(stub)
+        assert await anext(events) == Accepted(0)
+        with pytest.raises(UnavailableError) as caught:
+            await anext(events)
+        dialogue = await replica.only_dialogue_over()
+    assert caught.value.reason is Reason.PREFILL_PROTOCOL_VIOLATED
+    assert dialogue.was_cancelled
+
+
+@pytest.mark.parametrize("is_vectors", [False, True])
+async def test_what_was_resumed_goes_after_the_prompt(pool: KvPool, is_vectors: bool) -> None:
+    attempt = Attempt(pool)
+    vectors = vectors_of(*range(8)) if is_vectors else None
+    prompt = (0,) * 8 if is_vectors else PROMPT[:8]
+    asking(attempt, prompt_token_ids=prompt, input_embeddings=vectors, resumed={0: (70, 71)})
+    replica = ScriptedReplica(saying(*WHOLE))
+    assert await attempt.events(replica) == [Accepted(4), Drawn(42)]
+    start = replica.dialogues[0].start
+    assert list(start.token_ids) == ([70, 71] if is_vectors else [*prompt, 70, 71])
+    assert start.num_generated_tokens == 2
+    assert start.embeddings.num_tokens == (8 if is_vectors else 0)
+
+
+async def test_what_was_resumed_of_several_stays_here(pool: KvPool) -> None:
+    attempt = asking(Attempt(pool), 2, resumed={1: (70, 71)})
+    replica = ScriptedReplica(saying(*WHOLE[:2], last_message([7, 8])))
+    assert await attempt.events(replica) == [Accepted(4), Drawn(7), Drawn(8, 1)]
+    start = replica.dialogues[0].start
+    assert (list(start.token_ids), start.num_generated_tokens) == (list(PROMPT), 0)
 
 
 async def test_a_refusal_comes_as_the_replica_gave_it(pool: KvPool) -> None:

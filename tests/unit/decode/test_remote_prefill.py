@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ from tests.unit.decode.scripted import (
     accepted,
     handle_message,
     hanging_up,
+    last_message,
     saying,
 )
 from tests.unit.kv.support import LAYOUT
@@ -100,6 +102,9 @@ class Remote:
         return [[dialogue.start.request_id for dialogue in replica.dialogues] for replica in self.scripted]
 
     async def events(self) -> list[PrefillEvent]:
+        return [event async for event in self.run()]
+
+    def run(self) -> AsyncGenerator[PrefillEvent]:
         ledger = BlockLedger(BlockAllocator(self._pool.num_blocks, self._pool.generations), LAYOUT.block_size)
         request = self.request
         reservation = ledger.reserve(PROMPT, request.max_total_len, "")
@@ -114,7 +119,7 @@ class Remote:
             ledger=ledger,
             pool=self._pool,
         )
-        return [event async for event in self._remote.run(work)]
+        return self._remote.run(work)
 
     async def failure(self) -> BatonError:
         with pytest.raises(BatonError) as caught:
@@ -172,6 +177,49 @@ async def test_a_failure_is_made_up_for_elsewhere(pool: KvPool, script: Script) 
         assert await made.events() == HEALTHY
         assert made.prefill_ids == [["a"], ["a#2"]]
         assert made.progress.num_fetched_tokens == 10
+
+
+async def computing_three(dialogue: Dialogue) -> AsyncIterator[Response]:
+    """What a healthy replica does with three completions."""
+    request_id, needed = dialogue.start.request_id, dialogue.start.first_needed_token
+    yield accepted(4)
+    if needed < 8:
+        yield handle_message(needed, 8, request_id=request_id)
+    yield last_message([42, 43, 44], request_id=request_id)
+    await dialogue.until_closed()
+
+
+THREE = [Accepted(4), Drawn(42), Drawn(43, 1), Drawn(44, 2)]
+
+
+async def test_first_tokens_are_told_once_though_kv_is_lost_after_them(pool: KvPool) -> None:
+    async with remote_over(pool, (computing_three,), (computing_three,), kv_load_failure="recompute") as made:
+        made.request = replace(made.request, sampling=replace(made.request.sampling, n=3))
+        made.transport.failure = KvTransferError("lost")
+        made.transport.gate.clear()
+        events = made.run()
+        assert [await anext(events) for _ in range(4)] == THREE
+        made.transport.gate.set()
+        assert [event async for event in events] == []
+        assert made.prefill_ids == [["a"], ["a#2"]]
+        assert made.progress.num_fetched_tokens == 10
+
+
+async def test_wrong_first_tokens_are_made_up_for_elsewhere(pool: KvPool) -> None:
+    wrong = saying(accepted(4), handle_message(0, 8), last_message([50, 51]))
+    async with remote_over(pool, (wrong,), (computing_three,)) as made:
+        made.request = replace(made.request, sampling=replace(made.request.sampling, n=3))
+        assert await made.events() == THREE
+        assert made.prefill_ids == [["a"], ["a#2"]]
+
+
+async def test_the_next_replica_is_told_what_was_resumed(pool: KvPool) -> None:
+    died = hanging_up(accepted(4), handle_message(0, 4), error=UnavailableError("it dies", Reason.PREFILL_FAILED))
+    async with remote_over(pool, (died,), (computing,)) as made:
+        made.request = replace(made.request, prompt_token_ids=PROMPT[:8], resumed={0: PROMPT[8:]})
+        assert await made.events() == HEALTHY
+        starts = [replica.dialogues[0].start for replica in made.scripted]
+        assert [(list(start.token_ids), start.num_generated_tokens) for start in starts] == [(list(PROMPT), 2)] * 2
 
 
 async def test_the_next_replica_gets_the_same_vectors(pool: KvPool) -> None:
