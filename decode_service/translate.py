@@ -83,7 +83,8 @@ def request_from_proto(message: AnyGenerateRequest, model: ServedModel) -> Gener
     prompt, input_embeddings = _prompt(message, model)
     check_prompt_len(len(prompt), model.max_model_len)
     room = model.max_model_len - len(prompt)
-    stopping = _stopping(message.stopping, default_max_tokens=min(model.default_max_tokens, room))
+    default_max_tokens = min(model.default_max_tokens, room)
+    stopping = _stopping(message.stopping, default_max_tokens, is_constrained=sampling.constraint is not None)
     stopping.check_vocabulary(model.vocab_size)
     output = message.output
     request = GenerationRequest(
@@ -308,7 +309,7 @@ def _check_text_len(num_characters: int, model: ServedModel) -> None:
         )
 
 
-def _stopping(message: generation_pb2.Stopping, default_max_tokens: int) -> StoppingParams:
+def _stopping(message: generation_pb2.Stopping, default_max_tokens: int, is_constrained: bool) -> StoppingParams:
     return StoppingParams(
         max_tokens=message.max_tokens if message.HasField("max_tokens") else default_max_tokens,
         min_tokens=message.min_tokens,
@@ -316,4 +317,5 @@ def _stopping(message: generation_pb2.Stopping, default_max_tokens: int) -> Stop
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         include_stop=message.include_stop,
+        is_constrained=is_constrained,
     )

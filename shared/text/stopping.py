@@ -35,6 +35,8 @@ class StoppingParams:
         stop_token_ids: Tokens that end the text, at most 64.
         ignore_eos: Whether to go on after the model's end-of-sequence tokens.
         include_stop: Whether the matched stop stays in the text.
+        is_constrained: Whether a constraint says where the text may end. Nothing can follow an end of sequence then: it
+            ends the text, and under `min_tokens` and `ignore_eos` comes only where nothing else can.
 
     Raises:
         InvalidRequestError: STOPPING_INVALID, with `field`, `value` and `bounds` in the metadata.
@@ -46,6 +48,7 @@ class StoppingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop: bool = False
+    is_constrained: bool = False
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "[1, inf)")
@@ -110,7 +113,8 @@ def token_finish(
         num_generated: Tokens generated, this one included.
         room: Tokens that the context still holds after this one.
     """
-    if num_generated > params.min_tokens and token_id in _stop_ids(params, eos_token_ids):
+    is_last = params.is_constrained and token_id in eos_token_ids
+    if is_last or (num_generated > params.min_tokens and token_id in _stop_ids(params, eos_token_ids)):
         return Finish(FinishReason.STOP, matched_token_id=token_id)
     if num_generated >= params.max_tokens or room <= 0:
         return Finish(FinishReason.LENGTH)
@@ -120,16 +124,18 @@ def token_finish(
 def banned_token_ids(params: StoppingParams, eos_token_ids: Collection[int], num_generated: int) -> tuple[int, ...]:
     """Return the tokens that must not come next: all that end the text, while fewer than `min_tokens` are generated.
 
-    The same rule as vLLM's `MinTokensLogitsProcessor`.
+    The same rule as vLLM's `MinTokensLogitsProcessor`. Under a constraint `ignore_eos` bans the ends of sequence too. A
+    ban of all that a constraint allows yields (`shared.sampling.logits.restrict`).
 
     Args:
         params: The request's options.
         eos_token_ids: The model's end-of-sequence tokens.
         num_generated: Tokens generated so far.
     """
-    if num_generated >= params.min_tokens:
-        return ()
-    return tuple(sorted(_stop_ids(params, eos_token_ids)))
+    banned = set(eos_token_ids) if params.is_constrained and params.ignore_eos else set[int]()
+    if num_generated < params.min_tokens:
+        banned |= _stop_ids(params, eos_token_ids)
+    return tuple(sorted(banned))
 
 
 def _stop_ids(params: StoppingParams, eos_token_ids: Collection[int]) -> set[int]:

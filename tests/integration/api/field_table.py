@@ -133,7 +133,6 @@ def _prompt_tokens(num: int) -> Callable[[pb.GenerateResponse, pb.GenerateRespon
 
 
 ALWAYS_A = sampling(logit_bias={A: 100.0})
-ENDS = stopping(ignore_eos=False)
 ENDS_AT_ONCE: Changes = {"sampling": {"logit_bias": {EOS_TOKEN_ID: 100.0}}, "stopping": {"ignore_eos": False}}
 DRAWN = sampling(temperature=2.0, seed=1)
 GREEDY = sampling(temperature=0.0)
@@ -260,20 +259,17 @@ SAMPLING_ROWS = {
         sampling(json_schema='{"enum": [7]}'),
         _constrained("7"),
         refused_constraint("json_schema", "", "{", '{"type": "nonsense"}', '{"$ref": "#/nowhere"}'),
-        given=ENDS,
     ),
-    "regex": Row(sampling(regex="b{3}"), _constrained("bbb"), refused_constraint("regex", "(", r"(a)\1"), given=ENDS),
+    "regex": Row(sampling(regex="b{3}"), _constrained("bbb"), refused_constraint("regex", "(", r"(a)\1")),
     "grammar": Row(
         sampling(grammar='start: "yes"'),
         _constrained("yes"),
         refused_constraint("grammar", "start: nothing", ""),
-        given=ENDS,
     ),
     "choices.values": Row(
         sampling(choices={"values": ["red"]}),
         _constrained("red"),
         refused_constraint("choices", {"values": []}),
-        given=ENDS,
     ),
 }
 

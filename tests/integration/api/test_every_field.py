@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -14,6 +15,7 @@ from baton_client import Started
 from tests.calls import Caller, bare, calling, error_details
 from tests.integration.api.field_table import FIELDS, MAX_MODEL_LEN, MAX_NUM_SEQS, Refusal, Row, request_of
 from tests.services import Split, greedy, running_split, serving_config
+from tests.tiny_models import EOS_TOKEN_ID
 
 SEEN = {name: row for name, row in FIELDS.items() if row.changes is not None}
 REFUSED = [(name, refusal) for name, row in FIELDS.items() for refusal in row.refusals]
@@ -93,6 +95,29 @@ class TestEachField:
     async def test_the_served_model_by_its_name(self, split: Split, caller: Caller) -> None:
         request = request_of({"model": (await split.client.get_model()).model})
         assert (await caller.generate(request)).completions == (await caller.generate(request_of())).completions
+
+    @pytest.mark.parametrize(
+        ("pattern", "stopping", "expected"),
+        [
+            ("b{3}", {"ignore_eos": True}, "bbb"),
+            ("b{3,5}", {"ignore_eos": True}, "bbbbb"),
+            ("b{3}", {"min_tokens": 6}, "bbb"),
+            ("b{3,9}", {"min_tokens": 6}, "bbbbbb"),
+            ("b{3,9}", {}, "bbb"),
+        ],
+    )
+    async def test_an_end_that_is_held_off_comes_where_a_constraint_allows_nothing_else(
+        self, caller: Caller, pattern: str, stopping: dict[str, Any], expected: str
+    ) -> None:
+        """The end of sequence is the likeliest token wherever it may stand."""
+        changes = {
+            "sampling": {"regex": pattern, "logit_bias": {EOS_TOKEN_ID: 100.0}},
+            "stopping": {"ignore_eos": False, "max_tokens": 16, **stopping},
+        }
+        for call in (caller.generate, caller.stream):
+            (completion,) = (await call(request_of(changes))).completions
+            assert (completion.text, completion.finish_reason) == (expected, pb.FINISH_REASON_STOP)
+            assert list(completion.token_ids) == [*expected.encode(), EOS_TOKEN_ID]
 
 
 async def test_a_higher_priority_goes_first(tiny_llama_dir: Path) -> None:

@@ -110,3 +110,20 @@ class TestBannedTokenIds:
             is_banned = 2 in banned_token_ids(params, EOS, num_generated)
             ends = token_finish(params, EOS, 2, num_generated + 1, room=100) is not None
             assert is_banned != ends
+
+
+class TestConstrained:
+    """Nothing can follow an end of sequence that a constraint allows."""
+
+    @pytest.mark.parametrize("options", [{"ignore_eos": True}, {"min_tokens": 8}, {}])
+    def test_an_end_of_sequence_ends_the_text(self, options: dict[str, Any]) -> None:
+        params = StoppingParams(max_tokens=8, is_constrained=True, **options)
+        assert token_finish(params, EOS, token_id=7, num_generated=3, room=9) == stop(7)
+        assert token_finish(params, EOS, token_id=5, num_generated=3, room=9) is None
+
+    def test_it_is_held_off_as_long_as_it_is_to_be_ignored(self) -> None:
+        assert banned_token_ids(StoppingParams(8, ignore_eos=True, is_constrained=True), EOS, 5) == EOS
+        assert banned_token_ids(StoppingParams(8, ignore_eos=True), EOS, 5) == ()
+        assert banned_token_ids(StoppingParams(8, is_constrained=True), EOS, 5) == ()
+        params = StoppingParams(8, min_tokens=6, stop_token_ids=(4,), ignore_eos=True, is_constrained=True)
+        assert banned_token_ids(params, EOS, 5) == (2, 4, 7)
