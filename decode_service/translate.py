@@ -14,6 +14,7 @@ from shared.errors import InvalidRequestError, Reason, require
 from shared.rpc.convert import sampling_from_proto
 from shared.rpc.options import MAX_RESPONSE_BYTES
 from shared.rpc.prompt import check_prompt_len, embeddings_from_proto
+from shared.sampling.logprobs import MAX_LOGPROBS
 from shared.sampling.params import SamplingParams
 from shared.text.stopping import StoppingParams
 from shared.text.tokenizer import Tokenizer
@@ -25,9 +26,6 @@ MAX_REQUEST_ID_LEN = 128
 
 MAX_CACHE_SALT_LEN = 1024
 """It goes on to prefill, whose messages may be no larger than decode's own."""
-
-MAX_LOGPROBS = 20
-"""Most alternatives beside a token, as in vLLM."""
 
 _LOGPROB_BYTES = 48
 """Most that one log-probability takes in a message, but for tokens that are spelled at great length."""

@@ -30,6 +30,7 @@ from shared.kv.handle import GrpcLocation, KvHandle
 from shared.kv.pool import KvPool
 from shared.kv.transports.base import KvTransport
 from shared.kv.transports.blocks import checksum
+from shared.sampling.logprobs import MAX_LOGPROBS
 from shared.telemetry.metrics import ServiceMetrics
 from shared.text.stopping import StoppingParams
 from shared.worker.ledger import BlockLedger, Reservation
@@ -217,13 +218,21 @@ class PrefillScheduler:
                 Reason.PREFILL_REQUEST_INVALID,
                 {"num_generated_tokens": task.num_generated_tokens, "tokens": prompt_len, "n": task.sampling.n},
             )
+        for name, num_alternatives in (("logprobs", task.logprobs), ("prompt_logprobs", task.prompt_logprobs)):
+            if (num_alternatives or 0) > MAX_LOGPROBS:
+                raise InvalidRequestError(
+                    f"{name} is {num_alternatives}; at most {MAX_LOGPROBS} are given",
+                    Reason.PREFILL_REQUEST_INVALID,
+                    {"name": name, "value": num_alternatives, "max_logprobs": MAX_LOGPROBS},
+                )
         if task.first_needed_token % block_size or not 0 <= task.first_needed_token < prompt_len:
             raise InvalidRequestError(
                 f"first_needed_token is {task.first_needed_token}; needs a multiple of {block_size} below {prompt_len}",
                 Reason.PREFILL_REQUEST_INVALID,
                 {"first_needed_token": task.first_needed_token, "block_size": block_size},
             )
-        largest_id = max((*task.token_ids, *task.banned_token_ids))
+        biased = (token_id for token_id, _ in task.sampling.logit_bias)
+        largest_id = max((*task.token_ids, *task.banned_token_ids, *biased))
         if largest_id >= self._vocab_size:
             raise InvalidRequestError(
                 f"token id {largest_id} is out of range; needs 0 to {self._vocab_size - 1}",

@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 from shared.sampling.ranking import find_highest, mark_largest
 
+MAX_LOGPROBS = 20
+"""Most alternatives that a request may ask for, as in vLLM."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

@@ -13,6 +13,7 @@ MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 MAX_NUM_BIASES = 1024
 MAX_SEED = 2**64 - 1
+MAX_N = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class SamplingParams:
         logit_bias: Token ids, ascending and each once, with what is added to their logits, in [-100, 100]; at most
             1024 of them.
         seed: In [0, 2**64). The draw at output position i depends on (seed, index, i) alone.
-        n: Completions of the prompt, at least 1.
+        n: Completions of the prompt, from 1 to 1024; a service may allow fewer.
         constraint: What a completion must be.
 
     Raises:
@@ -63,7 +64,7 @@ class SamplingParams:
             _require(-MAX_PENALTY <= value <= MAX_PENALTY, f"{name}_penalty", value, "[-2, 2]")
         _require_bias(self.logit_bias)
         _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, "[0, 2**64)")
-        _require(self.n >= 1, "n", self.n, "[1, inf)")
+        _require(1 <= self.n <= MAX_N, "n", self.n, f"[1, {MAX_N}]")
 
     @property
     def is_greedy(self) -> bool:

@@ -243,7 +243,7 @@ REFUSED: list[tuple[str, Reason, dict[str, str]]] = [
         SAMPLING,
         {"field": "sampling.min_p", "value": "2.0", "bounds": "[0, 1]"},
     ),
-    (PROMPT + "sampling {n: 0}", SAMPLING, {"field": "sampling.n", "value": "0", "bounds": "[1, inf)"}),
+    (PROMPT + "sampling {n: 0}", SAMPLING, {"field": "sampling.n", "value": "0", "bounds": "[1, 1024]"}),
     (
         PROMPT + "sampling {n: 5}",
         SAMPLING,

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from shared.errors import InvalidRequestError, Reason
+from shared.sampling.params import SamplingParams
 from tests.unit.prefill.bench import MAX_MODEL_LEN, VOCAB_SIZE, Bench, task
 
 MakeBench = Callable[..., Bench]
@@ -51,6 +52,36 @@ REFUSED: dict[str, tuple[dict[str, Any], Reason, str, dict[str, str]]] = {
         Reason.TOKEN_ID_OUT_OF_RANGE,
         "token id 400 is out of range; needs 0 to 99",
         {"token_id": "400", "vocab_size": "100"},
+    ),
+    "biased token id": (
+        {"sampling": SamplingParams(logit_bias=((3, 1.0), (101, 1.0)))},
+        Reason.TOKEN_ID_OUT_OF_RANGE,
+        "token id 101 is out of range; needs 0 to 99",
+        {"token_id": "101", "vocab_size": "100"},
+    ),
+    "nothing but generated": (
+        {"num_generated_tokens": 8},
+        Reason.PREFILL_REQUEST_INVALID,
+        "8 of 8 tokens are generated, of 1 completions; needs a prompt before them, and one completion",
+        {"num_generated_tokens": "8", "tokens": "8", "n": "1"},
+    ),
+    "generated of several": (
+        {"num_generated_tokens": 1, "sampling": SamplingParams(n=2)},
+        Reason.PREFILL_REQUEST_INVALID,
+        "1 of 8 tokens are generated, of 2 completions; needs a prompt before them, and one completion",
+        {"num_generated_tokens": "1", "tokens": "8", "n": "2"},
+    ),
+    "logprobs": (
+        {"logprobs": 21},
+        Reason.PREFILL_REQUEST_INVALID,
+        "logprobs is 21; at most 20 are given",
+        {"name": "logprobs", "value": "21", "max_logprobs": "20"},
+    ),
+    "prompt_logprobs": (
+        {"prompt_logprobs": 21},
+        Reason.PREFILL_REQUEST_INVALID,
+        "prompt_logprobs is 21; at most 20 are given",
+        {"name": "prompt_logprobs", "value": "21", "max_logprobs": "20"},
     ),
     "transport": (
         {"transport": "pigeon"},
