@@ -21,7 +21,7 @@ NUM_TOKENS = 40
 
 @pytest.fixture(scope="module", params=["torch", "native"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    path: Path = write_tiny_model(tmp_path_factory.mktemp("tiny"))
+    path: Path = write_tiny_model(tmp_path_factory.mktemp("tiny"), head_dim=32)
     return load_model(path, "auto", kernels=request.param, block_size=BLOCK_SIZE)
 
 
