@@ -214,10 +214,17 @@ async def _read(call: Call, fetching: asyncio.Task[KvHandle]) -> prefill_pb2.Pre
         response = await reading
     finally:
         reading.cancel()
+        reading.add_done_callback(_look_at)
     if response is grpc.aio.EOF:
         raise UnavailableError("prefill ended its stream before the last handle", Reason.PREFILL_PROTOCOL_VIOLATED)
     assert isinstance(response, prefill_pb2.PrefillResponse)
     return response
+
+
+def _look_at(reading: asyncio.Future[object]) -> None:
+    """Looks at how a read ended that nobody waits for any more; asyncio would log it as forgotten."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 async def _fetch_all(call: Call, route: Route, work: PrefillWork, handles: asyncio.Queue[KvHandle]) -> KvHandle:

@@ -10,7 +10,7 @@ from prometheus_client import Counter
 
 from baton.v1 import generation_pb2 as pb
 from baton.v1 import kv_pb2, prefill_pb2, prefill_pb2_grpc
-from baton_client import AsyncBatonClient, BatonClientError, Delta, ResourceExhausted, Started
+from baton_client import AsyncBatonClient, BatonClientError, Delta, Regex, ResourceExhausted, Started
 from decode_service.server import DecodeServer
 from prefill_service.servicer import PrefillCore
 from tests.services import Split, greedy, running_decode, running_single, running_split, serving_config
@@ -253,4 +253,41 @@ async def test_fetching_with_wrong_handles(tiny_llama_dir: Path) -> None:
         pieces = [piece async for piece in stub.FetchKv(right, timeout=5)]
         assert sum(len(piece.data) for piece in pieces) == split.prefill.core.pool.layout.block_bytes
         call.cancel()
+        await split.settled()
+
+
+async def test_a_hundred_cancels_of_several_constrained_completions(tiny_llama_dir: Path) -> None:
+    """Queued, mid-prompt, as they part, and after some have ended: every block and row returns within a second."""
+    serving = serving_config(tiny_llama_dir)
+    letters = Regex("[a-z]{20,400}")
+    quiet_options = greedy(max_tokens=8, temperature=1.0, seed=3, n=3, constraint=letters)
+    async with running_single(serving) as single:
+        quiet = await single.generate(prompt(100, seed=1), **quiet_options)
+    async with running_split(serving, prefill={"num_kv_blocks": 100}, decode={"num_kv_blocks": 250}) as split:
+        limit = asyncio.Semaphore(4)
+
+        async def read_all(index: int) -> None:
+            # Some end by their text or at once, so that a request is left with fewer completions than it began with.
+            options = greedy(max_tokens=300, temperature=1.0, seed=index, n=3, constraint=letters, stop=("a", "zz"))
+            async with split.client.stream(
+                prompt(random.Random(index).randint(1, 150), seed=index), **options
+            ) as stream:
+                async for _ in stream:
+                    pass
+
+        async def cancel_one(index: int) -> bool:
+            async with limit:
+                call = asyncio.create_task(read_all(index))
+                await asyncio.wait({call}, timeout=random.Random(index).uniform(0, 0.1))
+                call.cancel()
+                await asyncio.wait({call})
+                return call.cancelled()
+
+        was_cancelled = await asyncio.gather(*(cancel_one(index) for index in range(100)))
+        await split.settled()
+        assert any(was_cancelled)
+        assert split.decode.core.generator.num_live == 0
+        assert split.metric("decode", "requests_waiting") == split.metric("decode", "requests_admitted") == 0
+        after = await split.client.generate(prompt(100, seed=1), **quiet_options)
+        assert after.completions == quiet.completions
         await split.settled()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing
-from typing import Any
+from contextlib import aclosing, suppress
+from typing import Any, cast
 
 import grpc
 import pytest
 
 from baton.v1 import prefill_pb2, prefill_pb2_grpc
+from decode_service import prefill_stream
 from decode_service.completion import Drawn
 from decode_service.prefill_stream import (
     Accepted,
@@ -26,6 +28,7 @@ from decode_service.prefill_stream import (
 from decode_service.replicas import Session
 from shared.errors import DeadlineError, HandleError, KvTransferError, QueueFullError, Reason, UnavailableError
 from shared.kv.allocator import BlockAllocator
+from shared.kv.handle import KvHandle
 from shared.kv.pool import KvPool
 from shared.rpc.convert import logprobs_to_proto
 from shared.sampling.logprobs import TokenLogprob, TokenLogprobs
@@ -452,6 +455,28 @@ async def test_kv_that_is_here_counts_even_if_the_replica_dies_before_it_is_told
         attempt.transport.gate.set()
         assert [event async for event in events] == []
     assert attempt.progress.num_fetched_tokens == 10
+
+
+async def test_a_read_that_fails_as_it_is_cancelled_is_not_logged_as_forgotten() -> None:
+    forgotten: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context))
+
+    class Ending:
+        async def read(self) -> Response:
+            try:
+                return await asyncio.Future()
+            except asyncio.CancelledError:
+                raise ConnectionError("the stream has ended") from None  # as gRPC does
+
+    async def fetch() -> KvHandle:
+        raise KvTransferError("lost")
+
+    with suppress(KvTransferError):
+        await prefill_stream._read(cast("Any", Ending()), asyncio.create_task(fetch()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert forgotten == []
 
 
 async def test_the_stream_ends_with_the_callers_deadline(pool: KvPool) -> None:
