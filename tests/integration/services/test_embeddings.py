@@ -250,7 +250,7 @@ def start(split: Split, **fields: Any) -> prefill_pb2.PrefillStart:
 PREFILL_REFUSES: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({"embeddings": pb.Embeddings()}, "the prompt is empty"),
     "too many": ({"embeddings": pb.Embeddings(num_tokens=1024)}, "the prompt has 1024 tokens"),
-    "both kinds": ({"embeddings": vectors(), "token_ids": [0, 0]}, "both token_ids and embeddings"),
+    "both kinds": ({"embeddings": vectors(), "token_ids": [0, 0]}, "token_ids in place of a prompt of embeddings"),
     "dtype": ({"embeddings": vectors(dtype="float64")}, "embeddings.dtype is 'float64'"),
     "size": ({"embeddings": vectors(3, dtype="bfloat16")}, "has 768 bytes; 3 vectors of 64 bfloat16 values"),
     "not finite": (
