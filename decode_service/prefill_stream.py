@@ -132,7 +132,8 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[PrefillE
                 handles.put_nowait(handle)
             if response.HasField("accepted"):
                 yield Accepted(response.accepted.cached_tokens)
-            logprobs += map(logprobs_from_proto, response.prompt_logprobs)
+            if response.prompt_logprobs:  # tens of thousands, for a large chunk
+                logprobs += await asyncio.to_thread(_prompt_logprobs, response)
             if num_announced == work.request.input_len:
                 for event in _first_events(response, logprobs, work):
                     yield event
@@ -142,6 +143,10 @@ async def prefill_on(route: Route, work: PrefillWork) -> AsyncGenerator[PrefillE
         call.cancel()
         raise
     _end(route.session, call, last)
+
+
+def _prompt_logprobs(response: prefill_pb2.PrefillResponse) -> list[TokenLogprobs]:
+    return [logprobs_from_proto(message) for message in response.prompt_logprobs]
 
 
 def _first_events(
