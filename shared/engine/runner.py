@@ -105,6 +105,7 @@ class Runner:
         self._check(rows)
         num_tokens = sum(len(row.token_ids) for row in rows)
         rung = self.walks[walk].ladder.rung_for(num_tokens)
+        self._last = None  # buffers of a step above the top rung go before those of the next are allocated
         capture = self._captures.unpadded(num_tokens) if rung is None else self._captures.of_rung(rung)
         self._last = capture
         logits = capture.run(rows, before_compute)

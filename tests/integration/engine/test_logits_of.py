@@ -1,11 +1,14 @@
 """The LM head over any tokens of a step: the same bits as where each is the last of its row."""
 
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
 from shared.config.resolve import ResolvedWalk
+from shared.engine.buffers import StepBuffers
+from shared.engine.captures import Captures
 from shared.engine.runner import LoadedModel, Runner, load_model
 from shared.engine.step import StepRow
 from shared.kv.pool import KvPool
@@ -77,3 +80,25 @@ def test_no_more_than_the_head_has_room_for(model: LoadedModel) -> None:
     assert runner.logits_of(4, 8).shape == (4, model.config.vocab_size)
     with pytest.raises(AssertionError):
         runner.logits_of(0, 5)
+
+
+def test_steps_above_the_top_rung_have_one_set_of_buffers_at_a_time(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[StepBuffers]] = []
+    num_alive: list[int] = []
+    allocate = Captures._allocate
+
+    def noted(captures: Captures, num_tokens: int) -> StepBuffers:
+        num_alive.append(sum(buffers() is not None for buffers in made))
+        buffers = allocate(captures, num_tokens)
+        made.append(weakref.ref(buffers))
+        return buffers
+
+    runner = runner_of(model)
+    monkeypatch.setattr(Captures, "_allocate", noted)
+    row = StepRow([1] * NUM_TOKENS, 0, table_for(NUM_TOKENS), wants_logits=False)
+    for _ in range(3):
+        runner.run(WALK, [row])
+        assert runner.logits_of(NUM_TOKENS - 1, NUM_TOKENS).isfinite().all()
+    assert num_alive == [0, 0, 0]
