@@ -62,7 +62,7 @@ async def test_split_equals_single_process() -> None:
 
 def check_overlap(landed: list[dict[str, Any]], fetched: list[dict[str, Any]]) -> None:
     """A 3,000-token prompt under a 512-token budget: six chunks, fetched while later ones compute."""
-    request_id = next(line["request_id"] for line in landed if line["prompt_len"] == 3000)
+    request_id = next(line["request_id"] for line in landed if line["input_len"] == 3000)
     chunks = [line["timestamp"] for line in landed if line["request_id"] == request_id]
     fetches = [line["timestamp"] for line in fetched if line["request_id"] == request_id]
     assert len(fetches) >= 6
