@@ -225,6 +225,10 @@ class PrefillScheduler:
                     Reason.PREFILL_REQUEST_INVALID,
                     {"name": name, "value": num_alternatives, "max_logprobs": MAX_LOGPROBS},
                 )
+        if task.prompt_logprobs is not None and task.input_embeddings is not None:
+            raise InvalidRequestError(
+                "prompt_logprobs of a prompt of embeddings, which has no tokens", Reason.PREFILL_REQUEST_INVALID
+            )
         if task.first_needed_token % block_size or not 0 <= task.first_needed_token < prompt_len:
             raise InvalidRequestError(
                 f"first_needed_token is {task.first_needed_token}; needs a multiple of {block_size} below {prompt_len}",
@@ -292,9 +296,7 @@ class PrefillScheduler:
         )
 
     def _land(self, job: PrefillJob, landed: ChunkLanded) -> None:
-        assert job.reservation is not None
-        job.num_computed_tokens = landed.num_computed_tokens
-        self._ledger.commit(job.reservation, landed.num_computed_tokens)
+        self._note_computed(job, landed.num_computed_tokens)
         log.debug(
             "chunk_landed",
             request_id=job.task.request_id,
@@ -309,7 +311,14 @@ class PrefillScheduler:
     def _note_first(self, job: PrefillJob, sampled: TokenSampled) -> None:
         job.first_tokens.append(FirstToken(sampled.token_id, sampled.index, sampled.logprobs))
         if len(job.first_tokens) == job.task.sampling.n:
+            # The last token of what was generated before is computed as a decode row, not as a chunk.
+            self._note_computed(job, job.input_len)
             self._export(job, is_final=True)
+
+    def _note_computed(self, job: PrefillJob, num_tokens: int) -> None:
+        assert job.reservation is not None
+        job.num_computed_tokens = num_tokens
+        self._ledger.commit(job.reservation, num_tokens)
 
     def _export(self, job: PrefillJob, *, is_final: bool) -> None:
         """Sends a handle for the blocks closed since the last one; with the first tokens also the open block."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from baton.v1 import prefill_pb2, prefill_pb2_grpc
 from prefill_service.exports import ExportTable
-from prefill_service.job import Accepted, HandleReady, JobMessage, PrefillJob, PrefillTask, PromptScored
+from prefill_service.job import Accepted, FirstToken, HandleReady, JobMessage, PrefillJob, PrefillTask, PromptScored
 from prefill_service.scheduler import PrefillScheduler
 from shared.config.resolve import differences
 from shared.constraints.compiler import ConstraintCompiler
@@ -29,6 +29,7 @@ from shared.rpc.convert import (
 )
 from shared.rpc.gate import ReadyGate
 from shared.rpc.prompt import embeddings_from_proto
+from shared.sampling.logprobs import TokenLogprobs
 from shared.worker.engine import Identity
 from shared.worker.ledger import BlockLedger
 
@@ -93,7 +94,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                 if isinstance(message, HandleReady):
                     message = await core.scheduler.seal(message)
                     is_final = message.handle.is_final
-                yield _response(core, message)
+                yield await _response(core, message)
             await acks
         finally:
             core.scheduler.close(job)
@@ -246,20 +247,26 @@ def _task_from_proto(start: prefill_pb2.PrefillStart, vectors: npt.NDArray[np.fl
     )
 
 
-def _response(core: PrefillCore, message: JobNews) -> prefill_pb2.PrefillResponse:
+async def _response(core: PrefillCore, message: JobNews) -> prefill_pb2.PrefillResponse:
     match message:
         case Accepted(num_cached_tokens):
             accepted = prefill_pb2.PrefillAccepted(epoch=core.pool.epoch, cached_tokens=num_cached_tokens)
             return prefill_pb2.PrefillResponse(accepted=accepted)
         case PromptScored(logprobs):
-            return prefill_pb2.PrefillResponse(prompt_logprobs=map(logprobs_to_proto, logprobs))
+            # Tens of thousands, for a large chunk: too many for the event loop.
+            return await asyncio.to_thread(_scores_to_proto, logprobs)
         case HandleReady(handle, first_tokens):
-            response = prefill_pb2.PrefillResponse(handle=handle_to_proto(handle))
-            for first in first_tokens:
-                told = response.first_tokens.add(token_id=first.token_id, index=first.index)
-                if first.logprobs is not None:
-                    told.logprobs.CopyFrom(logprobs_to_proto(first.logprobs))
-            return response
+            first = [_first_token_to_proto(first_token) for first_token in first_tokens]
+            return prefill_pb2.PrefillResponse(handle=handle_to_proto(handle), first_tokens=first)
+
+
+def _scores_to_proto(logprobs: tuple[TokenLogprobs, ...]) -> prefill_pb2.PrefillResponse:
+    return prefill_pb2.PrefillResponse(prompt_logprobs=map(logprobs_to_proto, logprobs))
+
+
+def _first_token_to_proto(first: FirstToken) -> prefill_pb2.FirstToken:
+    logprobs = None if first.logprobs is None else logprobs_to_proto(first.logprobs)
+    return prefill_pb2.FirstToken(token_id=first.token_id, index=first.index, logprobs=logprobs)
 
 
 def _load_report(core: PrefillCore, is_draining: bool) -> prefill_pb2.WatchLoadResponse:

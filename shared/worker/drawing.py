@@ -36,34 +36,43 @@ def draw(sequences: Several[Sequence], logits: torch.Tensor) -> dict[str, Draws]
     Returns:
         By request id.
     """
-    drawn: dict[str, Draws] = {}
-    rows: list[SampleRow] = []
-    places: list[int] = []
-    for place, sequence in enumerate(sequences):
-        try:
-            wanted = sequence.sample_rows()
-        except ConstraintError as error:
-            drawn[sequence.request_id] = error
-            continue
-        rows += wanted
-        places += [place] * len(wanted)
-    is_one_a_sequence = len(rows) == len(sequences) and not drawn
-    token_ids = sample(logits if is_one_a_sequence else logits[places], rows)
-    for place, token_id in zip(places, token_ids, strict=True):
-        _note(drawn, sequences[place], token_id)
+    wanted = [_sample_rows(sequence) for sequence in sequences]
+    drawn = _draw_together(wanted, logits) or [_draw_alone(rows, logits[place]) for place, rows in enumerate(wanted)]
     for place, sequence in enumerate(sequences):
         if sequence.logprobs is not None:
-            _add_logprobs(drawn[sequence.request_id], logits[place], sequence.logprobs)
-    return drawn
+            _add_logprobs(drawn[place], logits[place], sequence.logprobs)
+    return {sequence.request_id: draws for sequence, draws in zip(sequences, drawn, strict=True)}
 
 
-def _note(drawn: dict[str, Draws], sequence: Sequence, token_id: int | FloatingPointError) -> None:
-    if isinstance(token_id, FloatingPointError):
-        drawn[sequence.request_id] = token_id
-        return
-    draws = drawn.setdefault(sequence.request_id, [])
-    if isinstance(draws, list):
+def _sample_rows(sequence: Sequence) -> list[SampleRow] | ConstraintError:
+    try:
+        return sequence.sample_rows()
+    except ConstraintError as error:
+        return error
+
+
+def _draw_together(wanted: Several[list[SampleRow] | ConstraintError], logits: torch.Tensor) -> list[Draws] | None:
+    """One token a row of logits, as most steps have it; None for any other step."""
+    rows = [rows[0] for rows in wanted if isinstance(rows, list) and len(rows) == 1]
+    if len(rows) < len(wanted):
+        return None
+    return [_draws([token_id]) for token_id in sample(logits, rows)]
+
+
+def _draw_alone(rows: list[SampleRow] | ConstraintError, logits: torch.Tensor) -> Draws:
+    """The tokens of all completions from one row of logits, [vocab_size], which is not copied for each of them."""
+    if isinstance(rows, ConstraintError):
+        return rows
+    return _draws(sample(logits.expand(len(rows), -1), rows))
+
+
+def _draws(token_ids: Several[int | FloatingPointError]) -> Draws:
+    draws: list[Draw] = []
+    for token_id in token_ids:
+        if isinstance(token_id, FloatingPointError):
+            return token_id
         draws.append(Draw(token_id))
+    return draws
 
 
 def _add_logprobs(draws: Draws, logits: torch.Tensor, num_alternatives: int) -> None:

@@ -115,14 +115,13 @@ class Stepper:
         walk, planned = self._plan()
         rows = [sequence.step_row(num_tokens) for sequence, num_tokens in planned]
         started = time.perf_counter()
+        finals = [sequence for (sequence, _), row in zip(planned, rows, strict=True) if row.wants_logits]
         try:
-            logits = self._runner.run(walk, rows, before_compute)
+            drawn = self._draw(finals, self._runner.run(walk, rows, before_compute))
+            scores = score_prompts(self._runner, planned)
         except RuntimeError as failure:
             log.exception("step_failed", walk=walk, num_rows=len(rows))
             return [self._fail(sequence, str(failure)) for sequence, _ in planned]
-        finals = [sequence for (sequence, _), row in zip(planned, rows, strict=True) if row.wants_logits]
-        drawn = self._draw(finals, logits)
-        scores = score_prompts(self._runner, planned)
         events = [
             event
             for sequence, count in planned

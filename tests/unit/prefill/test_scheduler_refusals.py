@@ -2,6 +2,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shared.errors import InvalidRequestError, Reason
@@ -82,6 +83,12 @@ REFUSED: dict[str, tuple[dict[str, Any], Reason, str, dict[str, str]]] = {
         Reason.PREFILL_REQUEST_INVALID,
         "prompt_logprobs is 21; at most 20 are given",
         {"name": "prompt_logprobs", "value": "21", "max_logprobs": "20"},
+    ),
+    "scores of vectors": (
+        {"prompt_logprobs": 0, "input_embeddings": np.ones((8, 2), np.float32)},
+        Reason.PREFILL_REQUEST_INVALID,
+        "prompt_logprobs of a prompt of embeddings, which has no tokens",
+        {},
     ),
     "transport": (
         {"transport": "pigeon"},

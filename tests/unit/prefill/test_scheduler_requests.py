@@ -47,6 +47,17 @@ def test_what_was_generated_is_computed_and_counts_as_generated(bench: MakeBench
     assert (ready.handle.first_token, ready.handle.end_token) == (0, 10)
 
 
+def test_a_last_token_that_was_a_step_of_its_own_is_counted_and_shared_too(bench: MakeBench) -> None:
+    made = bench()
+    made.scheduler.submit(asking(prompt_len=8, num_generated_tokens=4))
+    # As the stepper tells it: what is left after this chunk is the newest generated token.
+    made.scheduler.on_events([ChunkLanded("a", 7)])
+    made.scheduler.on_events([TokenSampled("a", 42, None), Retired("a")])
+    assert made.scheduler.load().num_waiting_tokens == 0
+    longer = made.scheduler.submit(replace(task("a", 10), request_id="b"))
+    assert taken(longer)[0] == Accepted(8)
+
+
 def test_vectors_may_be_followed_by_what_was_generated(bench: MakeBench) -> None:
     made = bench()
     vectors = np.ones((6, 2), np.float32)

@@ -12,7 +12,9 @@ from shared.ladder import Ladder
 from shared.planning import StepLimits
 from shared.sampling.logprobs import TokenLogprob, TokenLogprobs
 from shared.sampling.params import SamplingParams
+from shared.sampling.sampler import SampleRow
 from shared.text.stopping import Finish, FinishReason, StoppingParams
+from shared.worker import drawing
 from shared.worker.sequence import Sequence
 from shared.worker.stepper import ChunkLanded, Retired, SequenceEvent, Stepper, TokenSampled
 from shared.worker.walks import TokenWalk, WalkChoice
@@ -104,6 +106,19 @@ class TestSeveralCompletions:
         steps = run(sequence(sampling=SamplingParams(temperature=0, n=2), indices=(0, 1)), sequence("b", (20,)))
         assert tokens(steps) == [12, 12]
         assert tokens(steps, "b") == [21, 22, 23]
+
+    def test_their_logits_are_not_copied_for_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        places: list[int] = []
+
+        def sample(logits: torch.Tensor, rows: list[SampleRow]) -> list[int | FloatingPointError]:
+            places.append(logits.data_ptr())
+            return [row.index for row in rows]
+
+        monkeypatch.setattr(drawing, "sample", sample)
+        logits = torch.zeros(2, VOCAB_SIZE)
+        drawn = drawing.draw([sequence(indices=(0, 1, 2)), sequence("b")], logits)
+        assert places == [row.data_ptr() for row in logits]
+        assert drawn == {"a": [drawing.Draw(index) for index in range(3)], "b": [drawing.Draw(0)]}
 
     def test_a_constraint_masks_the_first_tokens_and_is_not_moved(self) -> None:
         matcher = Listing({50, 60})
@@ -246,6 +261,19 @@ class TestLogprobs:
         steps = run(sequence(prompt_logprobs=0), sequence("b", (20,)), runner=NanHead())
         assert steps[0][0] == Retired("a", "the highest logit is nan")
         assert tokens(steps, "b") == [21, 22, 23]
+
+    def test_a_head_that_fails_fails_its_step_and_no_later_one(self) -> None:
+        class NoHead(CountingRunner):
+            def logits_of(self, first: int, end: int) -> torch.Tensor:
+                raise RuntimeError(f"no memory for {end - first}")
+
+        stepper = Stepper(NoHead(), WALKS)
+        stepper.add(sequence(prompt_logprobs=0))
+        stepper.add(sequence("b", (20,)))
+        assert stepper.step() == [Retired("a", "no memory for 1"), Retired("b", "no memory for 1")]
+        stepper.add(sequence("c", (30,), max_tokens=1))
+        assert tokens([stepper.step()], "c") == [31]
+        assert stepper.is_idle
 
 
 def rounded(logprobs: TokenLogprobs) -> list[tuple[int, float, int]]:
