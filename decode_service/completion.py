@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from decode_service.request import Delta, GenerationRequest
+from shared.constraints.constraint import constraint_refusal
 from shared.constraints.matcher import ConstraintError
 from shared.errors import InvalidRequestError, Reason
 from shared.sampling.logprobs import TokenLogprobs
@@ -82,6 +83,12 @@ def _replay(completion: Completion, token_ids: tuple[int, ...]) -> None:
         except ConstraintError as error:
             raise _impossible(completion, position, "is not what the constraint allows") from error
         completion.push(token_id)
+
+
+def constraint_failed(request: GenerationRequest, detail: str) -> InvalidRequestError:
+    """What a request gets whose constraint can go on no further; it could not at another replica either."""
+    assert request.sampling.constraint is not None
+    return constraint_refusal(request.sampling.constraint, "cannot go on", detail)
 
 
 def _impossible(completion: Completion, position: int, why: str) -> InvalidRequestError:

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from functools import partial
 
 from decode_service.admission import Admission
-from decode_service.completion import Completion, Drawn, begin_completions
+from decode_service.completion import Completion, Drawn, begin_completions, constraint_failed
 from decode_service.lanes import Lanes, copy_block
 from decode_service.live import LiveRequest, PromptComputed, too_late, until_deadline
 from decode_service.prefill_stream import Accepted, KvProgress, PrefillWork, PromptLogprobs
@@ -227,6 +227,8 @@ class Generator:
         try:
             lane.completion.follow(drawn.token_id)
         except ConstraintError as error:
+            if _may_come_first(request, drawn):
+                raise constraint_failed(request, str(error)) from error
             raise UnavailableError(
                 f"prefill drew token {drawn.token_id}, which the constraint does not allow",
                 Reason.PREFILL_PROTOCOL_VIOLATED,
@@ -248,6 +250,15 @@ class Generator:
 
     def _forget(self, live: LiveRequest) -> None:
         del self._live[live.request.request_id]
+
+
+def _may_come_first(request: GenerationRequest, drawn: Drawn) -> bool:
+    """Whether the constraint allowed the token, and only cannot go on from there."""
+    assert request.matcher is not None
+    matcher = request.matcher.copy()
+    for token_id in request.resumed.get(drawn.index, ()):
+        matcher.advance(token_id)
+    return bool(matcher.allowed()[drawn.token_id])
 
 
 def _expire(live: LiveRequest) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Several
 from typing import Protocol
 
-from decode_service.completion import Drawn
+from decode_service.completion import Drawn, constraint_failed
 from decode_service.live import Lane, LiveRequest, PromptComputed
 from decode_service.request import Finished, GenerationEvent
 from decode_service.sequences import sequence_of
@@ -142,9 +142,9 @@ class Lanes:
                     self._land(self._live_of[name], name, num_computed_tokens, prompt_logprobs)
                 case TokenSampled():
                     self._take_token(self._live_of[event.request_id], event)
-                case Retired(name, error, num_computed_tokens):
-                    live = self._live_of.pop(name)
-                    self._retire(live, _lane_named(live, name), error, num_computed_tokens)
+                case Retired():
+                    live = self._live_of.pop(event.request_id)
+                    self._retire(live, _lane_named(live, event.request_id), event)
                     freed += [live] if live.is_closed and _is_free(live) else []
                 case LoopStopped(error):
                     freed += self._fail_all(error or "the service stops")
@@ -185,21 +185,23 @@ class Lanes:
             try:
                 lane.completion.follow(event.token_id)
             except ConstraintError as error:  # of this request alone: the step's other events are still to be taken
-                live.news.put_nowait(_step_failed(str(error)))
+                live.news.put_nowait(constraint_failed(live.request, str(error)))
                 return
         lane.token_ids.append(event.token_id)
         live.news.put_nowait(Drawn(event.token_id, event.index, event.logprobs))
 
-    def _retire(self, live: LiveRequest, lane: Lane, error: str | None, num_computed_tokens: int) -> None:
+    def _retire(self, live: LiveRequest, lane: Lane, retired: Retired) -> None:
         lane.is_computing = False
-        if error is not None:
-            live.news.put_nowait(_step_failed(error))
+        if retired.is_constraint:
+            live.news.put_nowait(constraint_failed(live.request, str(retired.error)))
+        elif retired.error is not None:
+            live.news.put_nowait(UnavailableError(f"a step failed: {retired.error}", Reason.ENGINE_FAILED))
         elif live.is_parting and not live.is_closed:
             live.news.put_nowait(PromptComputed())
             return
         elif lane.reservation is not None:
             # Generated tokens too: a conversation's next turn can start from there.
-            request, computed = live.request, lane.token_ids[:num_computed_tokens]
+            request, computed = live.request, lane.token_ids[: retired.num_computed_tokens]
             self._engine.ledger.share(lane.reservation, computed, request.cache_salt, request.input_embeddings)
         self._release(lane)
 
@@ -231,10 +233,6 @@ def copy_block(pool: KvPool, block_ids: Several[int], is_abandoned: Abandoned = 
     for block_id in block_ids[1:]:
         if not is_abandoned():
             pool.block_view(block_id)[:] = pool.block_view(block_ids[0])
-
-
-def _step_failed(error: str) -> UnavailableError:
-    return UnavailableError(f"a step failed: {error}", Reason.ENGINE_FAILED)
 
 
 def _lane_named(live: LiveRequest, name: str) -> Lane:

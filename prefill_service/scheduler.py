@@ -18,7 +18,9 @@ import structlog
 
 from prefill_service.exports import ExportTable
 from prefill_service.job import Accepted, FirstToken, HandleReady, Load, PrefillJob, PrefillTask, PromptScored
+from shared.constraints.constraint import constraint_refusal
 from shared.errors import (
+    BatonError,
     DuplicateRequestError,
     HandleError,
     InvalidRequestError,
@@ -164,8 +166,9 @@ class PrefillScheduler:
                 case TokenSampled():
                     self._metrics.generated_tokens.inc()
                     self._note_first(self._jobs[event.request_id], event)
-                case Retired(request_id, error):
-                    self._retire(self._jobs[request_id], error)
+                case Retired():
+                    job = self._jobs[event.request_id]
+                    self._retire(job, None if event.error is None else _failure(job, event.error, event.is_constraint))
                 case LoopStopped(error):
                     self._fail_all(error or "the service stops")
         self._admit()
@@ -358,14 +361,14 @@ class PrefillScheduler:
         self._transports[job.task.transport].release(handle.handle_id)
         self._ledger.release_blocks(handle.block_ids)
 
-    def _retire(self, job: PrefillJob, error: str | None) -> None:
+    def _retire(self, job: PrefillJob, error: BatonError | None) -> None:
         assert job.reservation is not None
         job.is_computing = False
         self._ledger.release(job.reservation)
         if job.is_closed:
             del self._jobs[job.task.request_id]
         elif error is not None:
-            job.outbox.put_nowait(UnavailableError(f"a prefill step failed: {error}", Reason.PREFILL_FAILED))
+            job.outbox.put_nowait(error)
 
     def _fail_all(self, error: str) -> None:
         """The step loop is gone: what it was computing will not be, and it no longer touches any block."""
@@ -376,3 +379,11 @@ class PrefillScheduler:
                 self._retire(job, error=None)
             if not job.is_closed:
                 job.outbox.put_nowait(loop_stopped_error(error))
+
+
+def _failure(job: PrefillJob, error: str, is_constraint: bool) -> BatonError:
+    """What a prompt's stream ends with that a step failed."""
+    if is_constraint:
+        assert job.task.sampling.constraint is not None
+        return constraint_refusal(job.task.sampling.constraint, "cannot go on", error)
+    return UnavailableError(f"a prefill step failed: {error}", Reason.PREFILL_FAILED)

@@ -8,9 +8,8 @@ from typing import Any, NoReturn
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from shared.constraints.constraint import Constraint, ConstraintKind
+from shared.constraints.constraint import Constraint, ConstraintKind, constraint_refusal
 from shared.constraints.matcher import ConstraintError, ConstraintMatcher, ConstraintVocabulary
-from shared.errors import InvalidRequestError, Reason
 from shared.text.tokenizer import Tokenizer
 
 MAX_SOURCE_LEN = 65_536
@@ -208,10 +207,7 @@ def _counts_properties(schema: object) -> bool:
 
 
 def _refuse(constraint: Constraint, problem: str, detail: str) -> NoReturn:
-    field, detail = f"sampling.{constraint.kind}", _shortened(detail.strip())
-    raise InvalidRequestError(
-        f"{field} {problem}: {detail}", Reason.CONSTRAINT_INVALID, {"field": field, "detail": detail}
-    )
+    raise constraint_refusal(constraint, problem, _shortened(detail.strip()))
 
 
 def _shortened(detail: str) -> str:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shared.errors import InvalidRequestError, Reason
+
 
 class ConstraintKind(StrEnum):
     """The fields of `Sampling.constraint`."""
@@ -25,3 +27,11 @@ class Constraint:
     kind: ConstraintKind
     source: str = ""
     choices: tuple[str, ...] = ()
+
+
+def constraint_refusal(constraint: Constraint, problem: str, detail: str) -> InvalidRequestError:
+    """What a request gets whose constraint cannot be obeyed: CONSTRAINT_INVALID, with the field and the cause."""
+    field = f"sampling.{constraint.kind}"
+    return InvalidRequestError(
+        f"{field} {problem}: {detail}", Reason.CONSTRAINT_INVALID, {"field": field, "detail": detail}
+    )

@@ -52,11 +52,13 @@ class Retired:
     Attributes:
         error: why, if it failed.
         num_computed_tokens: tokens whose KV is in the pool.
+        is_constraint: whether the error is that the request's own constraint cannot go on, as it could not elsewhere.
     """
 
     request_id: str
     error: str | None = None
     num_computed_tokens: int = 0
+    is_constraint: bool = False
 
 
 SequenceEvent = ChunkLanded | TokenSampled | Retired
@@ -186,11 +188,11 @@ class Stepper:
 
     def _fail_row(self, sequence: Sequence, failure: object) -> Retired:
         log.warning("row_failed", request_id=sequence.request_id, error=str(failure))
-        return self._fail(sequence, str(failure))
+        return self._fail(sequence, str(failure), is_constraint=isinstance(failure, ConstraintError))
 
-    def _fail(self, sequence: Sequence, message: str) -> Retired:
+    def _fail(self, sequence: Sequence, message: str, is_constraint: bool = False) -> Retired:
         self.drop(sequence.request_id)
-        return Retired(sequence.request_id, message)
+        return Retired(sequence.request_id, message, is_constraint=is_constraint)
 
 
 def _append(sequence: Sequence, drawn: Draw) -> ConstraintError | None:

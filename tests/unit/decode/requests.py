@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decode_service.request import GenerationRequest
+from shared.constraints.constraint import Constraint
 from shared.constraints.matcher import ConstraintMatcher
 from shared.sampling.params import SamplingParams
 from shared.text.stopping import StoppingParams
@@ -38,6 +39,7 @@ def many_request(
     prompt: tuple[int, ...] = (1, 2, 3, 4, 5, 6),
     resumed: dict[int, bytes] | None = None,
     matcher: ConstraintMatcher | None = None,
+    constraint: Constraint | None = None,
     prompt_logprobs: int | None = None,
     **stopping: Any,
 ) -> GenerationRequest:
@@ -45,7 +47,7 @@ def many_request(
     params = StoppingParams(**{"max_tokens": 3, **stopping})
     return replace(
         generation_request("a", prompt, params.max_tokens, stopping=params),
-        sampling=replace(GREEDY, n=num_completions),
+        sampling=replace(GREEDY, n=num_completions, constraint=constraint),
         resumed={index: tuple(token_ids) for index, token_ids in (resumed or {}).items()},
         matcher=matcher,
         prompt_logprobs=prompt_logprobs,

@@ -31,6 +31,7 @@ PROMPT = (1, 2, 3, 4, 5, 6)
 """One block of four tokens, and half of the next."""
 LENGTH = Finish(FinishReason.LENGTH)
 STOP = Finish(FinishReason.STOP, matched_text="Z")
+YES_OR_NO = Constraint(ConstraintKind.REGEX, "yes|no!")
 
 
 def drawn(text: str, indices: Sequence[int] = (0, 1, 2), name: str = "a") -> list[StepEvent]:
@@ -90,7 +91,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowCopies]:
 
 @pytest.fixture
 def yes_or_no(tokenizer: Tokenizer) -> ConstraintMatcher:
-    return ConstraintCompiler(tokenizer, VOCAB_SIZE).matcher(Constraint(ConstraintKind.REGEX, "yes|no!"))
+    return ConstraintCompiler(tokenizer, VOCAB_SIZE).matcher(YES_OR_NO)
 
 
 async def test_one_prompt_then_three_sequences_of_their_own(desk: MakeDesk) -> None:
@@ -380,14 +381,17 @@ async def test_a_constraint_that_cannot_go_on_fails_its_own_request_alone(
     desk: MakeDesk, yes_or_no: ConstraintMatcher
 ) -> None:
     made = desk(max_num_seqs=5)
-    caller = made.follow(many_request(prompt=(1, 2), max_tokens=2, matcher=yes_or_no))
+    caller = made.follow(many_request(prompt=(1, 2), max_tokens=2, matcher=yes_or_no, constraint=YES_OR_NO))
     other = made.follow(generation_request("b", (7,), max_tokens=1))
     await made.submitted("a")
     await made.submitted("b")
     made.generator.on_events([*drawn("y?n"), TokenSampled("b", ord("k"), LENGTH), Retired("b", None, 1)])
     assert (await other.end())[1:3] == [Delta("k", (107,)), Finished(LENGTH)]
     error = await failure(caller)
-    assert (error.reason, error.message[:14]) == (Reason.ENGINE_FAILED, "a step failed:")
+    assert isinstance(error, InvalidRequestError)
+    assert error.reason is Reason.CONSTRAINT_INVALID
+    assert error.message.startswith("sampling.regex cannot go on: token 63 cannot follow")
+    assert error.metadata["field"] == "sampling.regex"
     assert len(made.loop.submitted) == 2
     assert made.is_idle
 
@@ -474,3 +478,17 @@ async def test_leaving_the_queue_with_several(desk: MakeDesk) -> None:
     await waiting.leave()
     assert (made.admission.num_waiting, made.generator.num_live, made.admission.num_admitted) == (0, 1, 1)
     await running.leave()
+
+
+async def test_a_constraint_that_a_step_cannot_follow_is_the_requests_fault(
+    desk: MakeDesk, yes_or_no: ConstraintMatcher
+) -> None:
+    made = desk()
+    caller = made.follow(many_request(1, prompt=(1, 2), matcher=yes_or_no, constraint=YES_OR_NO))
+    await made.submitted("a")
+    made.generator.on_events([ChunkLanded("a", 2), Retired("a", "too many items", is_constraint=True)])
+    error = await failure(caller)
+    assert isinstance(error, InvalidRequestError)
+    assert error.reason is Reason.CONSTRAINT_INVALID
+    assert error.metadata == {"field": "sampling.regex", "detail": "too many items"}
+    assert made.is_idle

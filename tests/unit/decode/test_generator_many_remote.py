@@ -14,8 +14,8 @@ from decode_service.prefill_stream import Accepted, PrefillEvent, PrefillWork, P
 from decode_service.request import Delta, Finished, Started
 from shared.constraints.compiler import ConstraintCompiler
 from shared.constraints.constraint import Constraint, ConstraintKind
-from shared.constraints.matcher import ConstraintMatcher
-from shared.errors import Reason, UnavailableError
+from shared.constraints.matcher import ConstraintError, ConstraintMatcher
+from shared.errors import InvalidRequestError, Reason, UnavailableError
 from shared.kv.allocator import BlockCounts
 from shared.sampling.logprobs import TokenLogprob, TokenLogprobs
 from shared.text.stopping import Finish, FinishReason
@@ -30,6 +30,7 @@ MakeDesk = Callable[..., Desk]
 PROMPT = (1, 2, 3, 4, 5, 6)
 LENGTH = Finish(FinishReason.LENGTH)
 STOP = Finish(FinishReason.STOP, matched_text="Z")
+YES_OR_NO = Constraint(ConstraintKind.REGEX, "yes|no!")
 
 
 def logprobs_of(*token_ids: int) -> tuple[TokenLogprobs, ...]:
@@ -74,7 +75,7 @@ class Elsewhere:
 
 @pytest.fixture
 def yes_or_no(tokenizer: Tokenizer) -> ConstraintMatcher:
-    return ConstraintCompiler(tokenizer, VOCAB_SIZE).matcher(Constraint(ConstraintKind.REGEX, "yes|no!"))
+    return ConstraintCompiler(tokenizer, VOCAB_SIZE).matcher(YES_OR_NO)
 
 
 def names(made: Desk) -> list[str]:
@@ -238,6 +239,21 @@ async def test_min_tokens_count_what_was_resumed(desk: MakeDesk, resumed: bytes,
     await until(lambda: bool(made.remote.works))
     assert made.remote.works[0].banned_token_ids == banned
     await caller.leave()
+
+
+async def test_a_constraint_that_cannot_go_on_from_a_first_token_is_not_prefills_fault(
+    desk: MakeDesk, yes_or_no: ConstraintMatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def advance(_matcher: ConstraintMatcher, _token_id: int) -> None:
+        raise ConstraintError("too many items")
+
+    monkeypatch.setattr(ConstraintMatcher, "advance", advance)
+    made = desk(remote=Elsewhere("y"))
+    caller = made.follow(many_request(1, matcher=yes_or_no, constraint=YES_OR_NO))
+    with pytest.raises(InvalidRequestError, match="sampling.regex cannot go on: too many items") as caught:
+        await caller.end()
+    assert caught.value.reason is Reason.CONSTRAINT_INVALID
+    assert made.is_idle
 
 
 @pytest.mark.parametrize("first", ["x", "nxy"])

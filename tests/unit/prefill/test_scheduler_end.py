@@ -1,14 +1,16 @@
 """Every way a request ends, and that no block stays behind."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from prefill_service.job import Load
-from shared.errors import Reason, UnavailableError
+from shared.constraints.constraint import Constraint, ConstraintKind
+from shared.errors import InvalidRequestError, Reason, UnavailableError
 from shared.kv.allocator import BlockCounts
 from shared.worker.step_loop import ChunkLanded, LoopStopped, Retired, TokenSampled
-from tests.unit.prefill.bench import Bench, spans, taken
+from tests.unit.prefill.bench import Bench, spans, taken, task
 from tests.unit.prefill.bench import handles as handles_of
 
 MakeBench = Callable[..., Bench]
@@ -91,6 +93,19 @@ def test_a_closed_request_makes_room_for_the_next_when_it_retires(bench: MakeBen
     assert made.loop.submitted_ids == ["a"]
     made.scheduler.on_events([Retired("a")])
     assert made.loop.submitted_ids == ["a", "b"]
+
+
+def test_a_constraint_that_cannot_go_on_is_the_requests_fault(bench: MakeBench) -> None:
+    made = bench()
+    asked = task("a", 10)
+    constraint = Constraint(ConstraintKind.REGEX, "a*")
+    job = made.scheduler.submit(replace(asked, sampling=replace(asked.sampling, constraint=constraint)))
+    made.scheduler.on_events([Retired("a", "too many items", is_constraint=True)])
+    _accepted, error = taken(job)
+    assert isinstance(error, InvalidRequestError)
+    assert error.reason is Reason.CONSTRAINT_INVALID
+    assert error.metadata == {"field": "sampling.regex", "detail": "too many items"}
+    assert num_held(made) == (0, 0)
 
 
 def test_a_failed_step_is_told_and_frees_all(bench: MakeBench) -> None:

@@ -140,7 +140,7 @@ class TestConstraints:
         allowed[position] = ConstraintError("a dead end")
         steps = run(sequence(matcher=Listing(*allowed)), sequence("b", (20,)))
         assert tokens(steps) == [50, 51][:position]
-        assert Retired("a", "a dead end") in steps[position]
+        assert Retired("a", "a dead end", is_constraint=True) in steps[position]
         assert tokens(steps, "b") == [21, 22, 23]
 
     def test_one_that_cannot_follow_a_token_fails_that_row_alone(self) -> None:
@@ -148,7 +148,7 @@ class TestConstraints:
         matcher.fails_on = 50
         steps = run(sequence(matcher=matcher), sequence("b", (20,)))
         assert tokens(steps) == [50]
-        assert steps[0][2] == Retired("a", "too complex")
+        assert steps[0][2] == Retired("a", "too complex", is_constraint=True)
         assert tokens(steps, "b") == [21, 22, 23]
 
 
