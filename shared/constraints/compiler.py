@@ -173,7 +173,11 @@ def _grammar_of_schema(constraint: Constraint) -> str:
     own = schema.get("x-guidance", {})
     if not isinstance(own, dict) or own.get("lenient"):
         _refuse(constraint, "cannot be compiled", "x-guidance must be an object, and not lenient")
-    if _counts_properties(schema):
+    try:
+        counts_properties = _counts_properties(schema)
+    except RecursionError:
+        _refuse(constraint, "cannot be compiled", "it is nested too deeply")
+    if counts_properties:
         _refuse(constraint, "cannot be compiled", "minProperties above 1 is not enforced, as names could repeat")
     try:
         return LLMatcher.grammar_from_json_schema(

@@ -261,3 +261,9 @@ def test_a_constraint_that_grows_too_complex_ends_in_one_error_not_in_a_hang(
         go_on()
     with pytest.raises(ConstraintError):
         matcher.allowed()
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused(compiler: ConstraintCompiler) -> None:
+    with pytest.raises(InvalidRequestError, match="nested too deeply") as caught:
+        compiler.matcher(schema('{"items": ' * 500 + "{}" + "}" * 500))
+    assert caught.value.reason is Reason.CONSTRAINT_INVALID
