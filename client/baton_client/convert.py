@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from baton.v1 import generation_pb2 as pb
 from baton_client import values
-from baton_client.errors import invalid_argument
+from baton_client.errors import InvalidArgument, invalid_argument
 from baton_client.targets import MAX_EMBEDDINGS_BYTES
 
 _Options = TypeVar("_Options", values.Sampling, values.Stopping, values.Output)
@@ -30,15 +30,17 @@ def fill_request(request: _Request, prompt: values.Prompt, options: values.Optio
         TypeError: an option that does not exist.
     """
     rest: dict[str, Any] = dict(options)
-    sampling = _merged(rest.pop("sampling", values.Sampling()), rest)
-    stopping = _merged(rest.pop("stopping", values.Stopping()), rest)
-    output = _merged(rest.pop("output", values.Output()), rest)
+    sampling = _merged("sampling", values.Sampling(), rest)
+    stopping = _merged("stopping", values.Stopping(), rest)
+    output = _merged("output", values.Output(), rest)
     resumptions = rest.pop("resumptions", None) or {}
     unknown = rest.keys() - {"request_id", "model", "priority", "cache_salt"}
     if unknown:
         raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
     fill_prompt(request, prompt)
     _assign(request, "", rest)
+    if not isinstance(resumptions, Mapping):
+        raise _misfit("resumptions", resumptions, "token ids by index")
     for index, token_ids in resumptions.items():
         _assign(request.resume.add(), f"resume[{len(request.resume) - 1}].", {"index": index, "token_ids": token_ids})
     if sampling != values.Sampling():
@@ -60,13 +62,15 @@ def fill_prompt(request: _Prompted, prompt: values.Prompt) -> _Prompted:
         _fill_embeddings(request.embeddings, prompt)
     elif isinstance(prompt, values.Chat):
         _fill_chat(request.chat, prompt)
-    elif prompt and isinstance(prompt[0], values.ChatMessage):
-        _fill_chat(request.chat, values.Chat(cast("Sequence[values.ChatMessage]", prompt)))
+    elif not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | memoryview | Mapping):
+        raise _misfit("prompt", prompt, "a text, token ids, chat messages or embeddings")
+    elif (items := list(prompt)) and isinstance(items[0], values.ChatMessage):
+        _fill_chat(request.chat, values.Chat(cast("Sequence[values.ChatMessage]", items)))
     elif isinstance(request, pb.TokenizeRequest):
         raise TypeError("tokenize takes text or chat messages")
     else:
         request.token_ids.SetInParent()
-        _assign(request.token_ids, "token_ids.", {"ids": prompt})
+        _assign(request.token_ids, "token_ids.", {"ids": items})
     return request
 
 
@@ -77,8 +81,11 @@ def detokenize_request(token_ids: Sequence[int], model: str, skip_special_tokens
     return request
 
 
-def _merged(base: _Options, options: dict[str, Any]) -> _Options:
-    """`base` with the fields that `options` names, which are taken out of `options`."""
+def _merged(name: str, default: _Options, options: dict[str, Any]) -> _Options:
+    """The group that `options` has under `name`, with the fields that it names beside; all are taken out of it."""
+    base = options.pop(name, default)
+    if not isinstance(base, type(default)):
+        raise _misfit(name, base, type(default).__name__)
     changes = {field.name: options.pop(field.name) for field in fields(base) if field.name in options}
     return replace(base, **changes)
 
@@ -86,6 +93,8 @@ def _merged(base: _Options, options: dict[str, Any]) -> _Options:
 def _fill_chat(message: pb.Chat, chat: values.Chat) -> None:
     message.SetInParent()
     for index, chat_message in enumerate(chat.messages):
+        if not isinstance(chat_message, values.ChatMessage):
+            raise _misfit(f"chat.messages[{index}]", chat_message, "a ChatMessage")
         _assign(message.messages.add(), f"chat.messages[{index}].", _as_dict(chat_message))
     _assign(message, "chat.", {"add_generation_prompt": chat.add_generation_prompt})
 
@@ -116,11 +125,21 @@ def _fill_sampling(message: pb.Sampling, sampling: values.Sampling) -> None:
         case values.Choices(choices):
             message.choices.SetInParent()
             _assign(message.choices, "sampling.choices.", {"values": choices})
+        case None:
+            return
+        case _:
+            raise _misfit("sampling.constraint", constraint, "a JsonSchema, Regex, Grammar or Choices")
+    if message.WhichOneof("constraint") is None:  # its text is None
+        raise _misfit("sampling.constraint", constraint, "a text")
 
 
 def _fill_stopping(message: pb.Stopping, stopping: values.Stopping) -> None:
     stops = (stopping.stop,) if isinstance(stopping.stop, str) else stopping.stop
     _assign(message, "stopping.", {**_as_dict(stopping), "stop": stops})
+
+
+def _misfit(field: str, value: object, needed: str) -> InvalidArgument:
+    return invalid_argument(f"{field} needs {needed}, not {type(value).__name__}", field, value)
 
 
 def _as_dict(
@@ -141,7 +160,7 @@ def _assign(message: Message, prefix: str, given: Mapping[str, object]) -> None:
                 getattr(message, name).extend(value)
             else:
                 setattr(message, name, value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:  # the last: of another shape
             raise invalid_argument(f"{prefix}{name}: {error}", f"{prefix}{name}", value) from error
 
 

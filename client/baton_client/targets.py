@@ -55,7 +55,7 @@ def check_timeout(timeout: float) -> float:
     Raises:
         InvalidArgument: it is not in (0, MAX_TIMEOUT_S].
     """
-    if not 0 < timeout <= MAX_TIMEOUT_S:
+    if not isinstance(timeout, int | float) or not 0 < timeout <= MAX_TIMEOUT_S:
         message = f"timeout {timeout!r} needs seconds > 0 and ≤ {MAX_TIMEOUT_S:.0f}"
         raise invalid_argument(message, "timeout", timeout)
     return timeout

@@ -250,3 +250,30 @@ def test_the_events_of_a_stream_make_a_result() -> None:
     )
     with pytest.raises(ValueError, match="not all events"):
         GenerateResult.from_events(events[:-1])
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("prompt", {"prompt": 3}),
+        ("prompt", {"prompt": b"abc"}),
+        ("prompt", {"prompt": {"role": "user"}}),
+        ("prompt", {"prompt": None}),
+        ("chat.messages[0]", {"prompt": Chat("abc")}),  # type: ignore[arg-type]
+        ("chat.messages[1]", {"prompt": [ChatMessage("user", "a"), "b"]}),
+        ("sampling", {"sampling": {"temperature": 1}}),
+        ("stopping", {"stopping": None}),
+        ("output", {"output": Sampling()}),
+        ("sampling.logit_bias", {"logit_bias": [1, 2]}),
+        ("sampling.constraint", {"constraint": "[a-z]+"}),
+        ("sampling.constraint", {"constraint": Regex(None)}),  # type: ignore[arg-type]
+        ("sampling.json_schema", {"constraint": JsonSchema({"type": "object"})}),  # type: ignore[arg-type]
+        ("sampling.choices.values", {"constraint": Choices("abc")}),  # type: ignore[arg-type]
+        ("resumptions", {"resumptions": [1, 2]}),
+    ],
+)
+def test_values_of_a_wrong_shape_are_refused_by_name(field: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        _request(**options)
+    assert caught.value.metadata["field"] == field
+    assert caught.value.field_violations[0].field == field
