@@ -4,11 +4,30 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 
+import typer
+
+from cli.exit_codes import EXIT_FAILED
+from cli.failures import discard_output, print_error
+
 
 def write(text: str) -> None:
-    """Writes to standard output, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Writes to standard output, at once; nowhere if it was closed from the beginning.
+
+    Raises:
+        typer.Exit: it takes no more, as a full disk does; that is said on standard error.
+        BrokenPipeError: its reader has left.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_output()
+        print_error(f"cannot write to standard output: {error.strerror}")
+        raise typer.Exit(EXIT_FAILED) from error
 
 
 class CompletionText:

@@ -1,4 +1,10 @@
-from cli.completion_text import CompletionText
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from cli.completion_text import CompletionText, write
 
 
 def _shown(has_headings: bool, *pieces: tuple[int, str | None]) -> list[str]:
@@ -52,3 +58,20 @@ def test_an_end_that_comes_twice_changes_nothing() -> None:
     assert "".join(_shown(True, (0, "a"), (0, None), (0, None), (1, "x"), (1, None))) == (
         "--- completion 0 ---\na\n--- completion 1 ---\nx\n|"
     )
+
+
+def test_an_output_that_takes_no_more_is_one_line_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(typer.Exit) as caught:
+            write("a")
+        write("b")
+    assert caught.value.exit_code == 1
+    assert capsys.readouterr().err == "error: cannot write to standard output: No space left on device\n"
+
+
+def test_an_output_that_was_closed_from_the_beginning_takes_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    write("a")

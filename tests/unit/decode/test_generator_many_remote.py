@@ -250,7 +250,7 @@ async def test_a_constraint_that_cannot_go_on_from_a_first_token_is_not_prefills
     monkeypatch.setattr(ConstraintMatcher, "advance", advance)
     made = desk(remote=Elsewhere("y"))
     caller = made.follow(many_request(1, matcher=yes_or_no, constraint=YES_OR_NO))
-    with pytest.raises(InvalidRequestError, match="sampling.regex cannot go on: too many items") as caught:
+    with pytest.raises(InvalidRequestError, match=r"sampling\.regex cannot go on: too many items") as caught:
         await caller.end()
     assert caught.value.reason is Reason.CONSTRAINT_INVALID
     assert made.is_idle
