@@ -44,7 +44,7 @@ class ConstraintCompiler:
         self._max_cached = max_cached
         self._lock = threading.Lock()
         self._cache: OrderedDict[Constraint, Future[ConstraintMatcher]] = OrderedDict()
-        self._tokenizer_lock = threading.Lock()
+        self._compiling = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._vocabulary: ConstraintVocabulary | None = None
 
@@ -74,7 +74,9 @@ class ConstraintCompiler:
 
     def _compile_into(self, compiled: Future[ConstraintMatcher], constraint: Constraint) -> None:
         try:
-            compiled.set_result(self._compile(constraint))
+            # One at a time: steps need the cores more.
+            with self._compiling:
+                compiled.set_result(self._compile(constraint))
         except BaseException as error:
             compiled.set_exception(error)
             self._forget(constraint, compiled)
@@ -100,14 +102,13 @@ class ConstraintCompiler:
 
     def _prepare(self, constraint: Constraint) -> tuple[LLTokenizer, ConstraintVocabulary]:
         """Return the library's view of the tokenizer, made at first use: it takes a third of a second."""
-        with self._tokenizer_lock:
-            if self._tokenizer is None or self._vocabulary is None:
-                try:
-                    self._tokenizer = _library_tokenizer(self._vocabulary_source)
-                    self._vocabulary = _vocabulary(self._vocabulary_source, self._tokenizer, self._vocab_size)
-                except ValueError as error:
-                    _refuse(constraint, "does not work with this model's tokenizer", str(error))
-            return self._tokenizer, self._vocabulary
+        if self._tokenizer is None or self._vocabulary is None:
+            try:
+                self._tokenizer = _library_tokenizer(self._vocabulary_source)
+                self._vocabulary = _vocabulary(self._vocabulary_source, self._tokenizer, self._vocab_size)
+            except ValueError as error:
+                _refuse(constraint, "does not work with this model's tokenizer", str(error))
+        return self._tokenizer, self._vocabulary
 
 
 def _library_tokenizer(tokenizer: Tokenizer) -> LLTokenizer:
