@@ -22,8 +22,15 @@ MAX_CACHED = 32
 
 _MAX_DETAIL_LEN = 800
 # A mask is made between two steps of a batch, so one completion must not hold up the others: these keep the worst found
-# at some 20 ms and 20 MB (the library's own: 200 ms and 80 MB); what real schemas need is far below them.
-_LIMITS = LLParserLimits(max_items_in_row=500, step_lexer_fuel=50_000, max_lexer_states=50_000, verbose_errors=False)
+# at some 20 ms and 20 MB (the library's own: 200 ms and 80 MB); what real schemas need is far below them. The
+# initial fuel bounds compiling, which takes a core from the steps: 0.1 s for `(a{1000}){1000}` (otherwise 1 to 3 s).
+_LIMITS = LLParserLimits(
+    max_items_in_row=500,
+    initial_lexer_fuel=200_000,
+    step_lexer_fuel=50_000,
+    max_lexer_states=50_000,
+    verbose_errors=False,
+)
 
 
 class ConstraintCompiler:
@@ -95,7 +102,9 @@ class ConstraintCompiler:
             _refuse(constraint, "cannot be compiled", matcher.get_error())
         compiled = ConstraintMatcher(matcher, vocabulary)
         try:
-            compiled.copy().allowed()
+            # Copies share what the lexer holds: where the first has filled it, the second is told.
+            for _ in range(2):
+                compiled.copy().allowed()
         except ConstraintError as error:
             _refuse(constraint, "cannot be satisfied", str(error))
         return compiled

@@ -267,3 +267,12 @@ def test_a_schema_that_is_nested_too_deeply_is_refused(compiler: ConstraintCompi
     with pytest.raises(InvalidRequestError, match="nested too deeply") as caught:
         compiler.matcher(schema('{"items": ' * 500 + "{}" + "}" * 500))
     assert caught.value.reason is Reason.CONSTRAINT_INVALID
+
+
+@pytest.mark.parametrize("pattern", ["(a{1000}){300}", "(a{1000}){1000}"])
+def test_a_pattern_that_takes_long_to_compile_is_refused_and_not_begun(
+    compiler: ConstraintCompiler, pattern: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match="lexer error") as caught:
+        compiler.matcher(regex(pattern))
+    assert caught.value.reason is Reason.CONSTRAINT_INVALID
