@@ -150,6 +150,7 @@ def encode_chat(chat: generation_pb2.Chat, model: ServedModel) -> list[int]:
     Raises:
         InvalidRequestError: CHAT_INVALID, or PROMPT_TOO_LONG.
     """
+    _check_num_messages(len(chat.messages), model)
     _check_text_len(sum(len(message.content) for message in chat.messages), model)
     add_generation_prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
     return model.tokenizer.encode_chat(chat_messages(chat), add_generation_prompt)
@@ -280,6 +281,7 @@ def _prompt_token_ids(message: AnyGenerateRequest, model: ServedModel) -> list[i
         case "text":
             return encode_text(message.text, model) if message.text else []
         case "token_ids":
+            check_prompt_len(len(message.token_ids.ids), model.max_model_len)
             check_token_ids(message.token_ids.ids, model, "token_ids.ids")
             return list(message.token_ids.ids)
         case "chat":
@@ -290,6 +292,16 @@ def _prompt_token_ids(message: AnyGenerateRequest, model: ServedModel) -> list[i
                 Reason.PROMPT_MISSING,
                 {"field": "prompt"},
             )
+
+
+def _check_num_messages(num_messages: int, model: ServedModel) -> None:
+    """Each takes a token at least, and the template's time is the interpreter's, which the steps need too."""
+    if num_messages > model.max_model_len:
+        raise InvalidRequestError(
+            f"the chat has {num_messages} messages; a context of {model.max_model_len} tokens holds fewer",
+            Reason.PROMPT_TOO_LONG,
+            {"field": "prompt", "messages": num_messages, "max_model_len": model.max_model_len},
+        )
 
 
 def _check_text_len(num_characters: int, model: ServedModel) -> None:

@@ -191,6 +191,16 @@ REFUSED: list[tuple[str, Reason, dict[str, str]]] = [
     ),
     ("chat {}", Reason.CHAT_INVALID, {"field": "chat.messages"}),
     (
+        "chat {" + "messages {role: 'user'}" * 21 + "}",
+        Reason.PROMPT_TOO_LONG,
+        {"field": "prompt", "messages": "21", "max_model_len": "20"},
+    ),
+    (
+        "token_ids {ids: [" + "272, " * 19 + "272]}",
+        Reason.PROMPT_TOO_LONG,
+        {"field": "prompt", "prompt_tokens": "20", "max_model_len": "20"},
+    ),
+    (
         "embeddings {}",
         Reason.PROMPT_EMPTY,
         {"field": "embeddings.num_tokens", "prompt_tokens": "0", "max_model_len": "20"},
