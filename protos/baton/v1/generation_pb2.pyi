@@ -76,7 +76,7 @@ class ChatMessage(_message.Message):
     role: _builtins.str
     """"system", "user", "assistant" or "tool"."""
     content: _builtins.str
-    """What was said."""
+    """What was said. Where it spells one of the model's special tokens, it becomes that token, as the template's own do."""
     def __init__(
         self,
         *,
