@@ -1,9 +1,10 @@
 """`baton.v1.GenerationService`: translates messages to the generator's values and back, and nothing else."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -16,6 +17,7 @@ from decode_service.kv_links import KvLinks
 from decode_service.replicas import ReplicaSet
 from decode_service.request import GenerationEvent, GenerationRequest, Started, Usage
 from decode_service.translate import (
+    AnyGenerateRequest,
     ServedModel,
     check_answer_len,
     check_model,
@@ -25,6 +27,7 @@ from decode_service.translate import (
     model_to_proto,
     request_from_proto,
 )
+from shared.constraints.turns import Turns
 from shared.errors import InvalidRequestError, Reason
 from shared.rpc.gate import ReadyGate
 from shared.worker.ledger import BlockLedger
@@ -50,13 +53,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     def __init__(self, gate: ReadyGate[DecodeCore]) -> None:
         self._gate = gate
+        self._constraint_turns = Turns()
 
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> generation_pb2.GenerateResponse:
         """The whole completion in one answer."""
         core = self._gate.enter()
-        wanted = await asyncio.to_thread(_unary_request, request, core.model)
+        wanted = await self._read(partial(_unary_request, request, core.model), request)
         async with aclosing(_generate(core, wanted, context)) as events:
             answer = [event async for event in events]
         wants_token_ids, text_of = request.output.token_ids, core.model.text_of
@@ -69,13 +73,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncGenerator[generation_pb2.StreamGenerateResponse]:
         """The completion as it is generated."""
         core = self._gate.enter()
-        wanted = await asyncio.to_thread(request_from_proto, request, core.model)
+        wanted = await self._read(partial(request_from_proto, request, core.model), request)
         async with aclosing(_generate(core, wanted, context)) as events:
             async for event in events:
                 if isinstance(event, Started) and event.prompt_logprobs:
                     yield await asyncio.to_thread(event_to_proto, event, request.output.token_ids, core.model.text_of)
                 else:
                     yield event_to_proto(event, request.output.token_ids, core.model.text_of)
+
+    async def _read(self, read: Callable[[], GenerationRequest], message: AnyGenerateRequest) -> GenerationRequest:
+        """Has a request read in a thread."""
+        if message.sampling.WhichOneof("constraint") is None:
+            return await asyncio.to_thread(read)
+        return await self._constraint_turns.run(read)
 
     async def Tokenize(
         self, request: generation_pb2.TokenizeRequest, context: Context

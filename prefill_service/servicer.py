@@ -17,6 +17,7 @@ from prefill_service.scheduler import PrefillScheduler
 from shared.config.resolve import differences
 from shared.constraints.compiler import ConstraintCompiler
 from shared.constraints.matcher import ConstraintError, ConstraintMatcher
+from shared.constraints.turns import Turns
 from shared.errors import BatonError, HandleError, HandshakeError, InvalidRequestError, Reason
 from shared.kv.pool import KvPool
 from shared.kv.transports.blocks import read_blocks
@@ -61,6 +62,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
 
     def __init__(self, gate: ReadyGate[PrefillCore]) -> None:
         self._gate = gate
+        self._constraint_turns = Turns()
 
     async def Handshake(self, request: prefill_pb2.HandshakeRequest, context: Context) -> prefill_pb2.HandshakeResponse:
         """Compares identities; offers transports."""
@@ -85,7 +87,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                 Reason.EPOCH_STALE,
                 {"epoch": start.epoch, "current_epoch": core.pool.epoch},
             )
-        job = await _submit(core, start)
+        job = await _submit(core, start, self._constraint_turns)
         acks = asyncio.create_task(_read_acks(core.scheduler, job, request_iterator))
         try:
             is_final = False
@@ -192,9 +194,10 @@ def _succeeded(message: JobMessage) -> JobNews:
     return message
 
 
-async def _submit(core: PrefillCore, start: prefill_pb2.PrefillStart) -> PrefillJob:
+async def _submit(core: PrefillCore, start: prefill_pb2.PrefillStart, constraint_turns: Turns) -> PrefillJob:
     """Queues what `start` asks for; vectors are checked and hashed, and constraints compiled, off the event loop."""
-    if not start.HasField("embeddings") and start.sampling.WhichOneof("constraint") is None:
+    is_constrained = start.sampling.WhichOneof("constraint") is not None
+    if not start.HasField("embeddings") and not is_constrained:
         return core.scheduler.submit(_task_from_proto(start))
 
     def prepare() -> tuple[PrefillTask, list[bytes]]:
@@ -202,7 +205,8 @@ async def _submit(core: PrefillCore, start: prefill_pb2.PrefillStart) -> Prefill
         task = replace(_task_from_proto(start, vectors), matcher=_matcher(core, start))
         return task, core.ledger.prompt_hashes(task.token_ids, task.cache_salt, vectors)
 
-    return core.scheduler.submit(*await asyncio.to_thread(prepare))
+    prepared = await (constraint_turns.run(prepare) if is_constrained else asyncio.to_thread(prepare))
+    return core.scheduler.submit(*prepared)
 
 
 def _vectors(core: PrefillCore, start: prefill_pb2.PrefillStart) -> npt.NDArray[np.float32] | None:

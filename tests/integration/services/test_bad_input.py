@@ -1,5 +1,6 @@
 """Each bad request is refused with its reason and numbers, never reaches prefill, and disturbs nobody."""
 
+import asyncio
 import math
 import struct
 from collections.abc import AsyncGenerator
@@ -11,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from baton.v1 import generation_pb2 as pb
-from baton_client import AlreadyExists, Delta, Embeddings, InvalidArgument, Started
+from baton_client import AlreadyExists, Delta, Embeddings, InvalidArgument, Regex, Started
 from tests.services import Split, running_split, serving_config
 
 NAN = math.nan
@@ -127,3 +128,19 @@ class TestRefusals:
     async def _serves(self, split: Split) -> None:
         result = await split.client.generate("hello", max_tokens=2, temperature=0, ignore_eos=True)
         assert result.usage.completion_tokens == 2
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_requests_that_wait_for_a_compiler_keep_no_plain_one_waiting(split: Split) -> None:
+    constraints = split.decode.core.model.constraints
+    with constraints._compiling:  # as one that compiles for long
+        waiting = [
+            asyncio.create_task(split.client.generate("hello", max_tokens=2, constraint=Regex(f"a{{{number}}}")))
+            for number in range(1, 13)
+        ]
+        await asyncio.sleep(0.1)
+        plain = await asyncio.wait_for(split.client.generate("hello", temperature=0, max_tokens=2), 30)
+        assert plain.usage.completion_tokens == 2
+        assert not any(task.done() for task in waiting)
+    assert len(await asyncio.gather(*waiting)) == 12
+    await split.settled()
