@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
@@ -10,6 +11,10 @@ from shared.engine.kernels.library import KernelLibrary
 from shared.engine.models.registry import import_model
 from tests.kernel_libraries import emulated_library, native_library
 from tests.tiny_models import write_tiny_model
+
+# No test fails because a machine is busy.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from itertools import count
 from typing import Literal
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decode_service.request import Delta, Finished, Usage
@@ -15,7 +17,7 @@ from shared.kv.pool import KvPool
 from shared.text.tokenizer import Tokenizer
 from shared.worker.sequence import Sequence
 from shared.worker.step_loop import ChunkLanded, LoopStopped, Retired, StepEvent, TokenSampled
-from tests.unit.decode.generating import Desk, Following, until
+from tests.unit.decode.generating import WAIT_S, Desk, Following
 from tests.unit.decode.requests import many_request
 from tests.unit.kv.support import LAYOUT
 
@@ -75,8 +77,10 @@ class Stepper:
 async def run(made: Desk, resumed: dict[int, bytes], num_completions: int, what: What, when: int, seed: int) -> None:
     stepper = Stepper(made, random.Random(seed))
     caller = made.follow(many_request(num_completions, resumed=resumed, stop=("Z",)))
-    for turn in range(100):
-        await asyncio.sleep(0)
+    deadline_s = time.monotonic() + WAIT_S
+    for turn in count():
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0)  # what waits for a thread takes any number of turns
         if turn == when and what == "leave":
             caller.task.cancel()
         elif turn == when and what == "the loop stops":
@@ -85,9 +89,6 @@ async def run(made: Desk, resumed: dict[int, bytes], num_completions: int, what:
             stepper.step(fails=what == "a step fails" and turn >= when)
         if caller.task.done() and not stepper.has_work:
             break
-    await until(caller.task.done)
-    while stepper.has_work:
-        stepper.step()
     assert made.is_idle
     if not caller.task.cancelled() and caller.task.exception() is None:
         check_whole(caller, resumed, num_completions)
@@ -111,6 +112,7 @@ def check_whole(caller: Following, resumed: dict[int, bytes], num_completions: i
     assert usage.num_completion_tokens == total
 
 
+@settings(deadline=None)  # threads start when they start
 @given(
     resumed=st.dictionaries(st.integers(0, 2), st.sampled_from([b"a", b"ab", b"aba", b"aZ", b"Z"])),
     num_completions=st.integers(1, 3),
