@@ -108,6 +108,7 @@ async def test_greedy_output_is_the_single_process_s_on_both_sides_of_each_rung(
 
 class TestFirstTokenEndsTheText:
     async def test_end_of_sequence(self, both: Both, answered: list[int]) -> None:
+        await both.split.settled()  # a step that an earlier request did not wait for
         num_decoded = both.num_decoded()
         result = await both.ask(answered, temperature=0, max_tokens=8, token_ids=True)
         (completion,) = result.completions
@@ -119,6 +120,7 @@ class TestFirstTokenEndsTheText:
 
     async def test_a_stop_token(self, both: Both) -> None:
         (first,) = (await both.ask_one(TEXT, **greedy(max_tokens=1))).token_ids
+        await both.split.settled()  # a step that an earlier request did not wait for
         num_decoded = both.num_decoded()
         completion = await both.ask_one(TEXT, **greedy(max_tokens=8, stop_token_ids=[first]))
         assert (completion.token_ids, completion.finish_reason) == ((first,), FinishReason.STOP)
@@ -127,6 +129,7 @@ class TestFirstTokenEndsTheText:
 
     async def test_a_stop_string(self, both: Both) -> None:
         first = await both.ask_one(TEXT, **greedy(max_tokens=1))
+        await both.split.settled()  # a step that an earlier request did not wait for
         num_decoded = both.num_decoded()
         completion = await both.ask_one(TEXT, **greedy(max_tokens=8, stop=first.text))
         assert (completion.token_ids, completion.finish_reason) == (first.token_ids, FinishReason.STOP)
@@ -161,6 +164,7 @@ async def test_a_stop_string_may_span_the_first_and_the_second_token(both: Both)
 
 
 async def test_one_token_at_most_is_all_of_it(both: Both) -> None:
+    await both.split.settled()
     num_decoded = both.num_decoded()
     completion = await both.ask_one(TEXT, **greedy(max_tokens=1))
     assert (len(completion.token_ids), completion.finish_reason) == (1, FinishReason.LENGTH)
