@@ -202,7 +202,8 @@ async def _submit(core: PrefillCore, start: prefill_pb2.PrefillStart, constraint
 
     def prepare() -> tuple[PrefillTask, list[bytes]]:
         vectors = _vectors(core, start)
-        task = replace(_task_from_proto(start, vectors), matcher=_matcher(core, start))
+        task = _task_from_proto(start, vectors)
+        task = replace(task, matcher=_matcher(core, task))
         return task, core.ledger.prompt_hashes(task.token_ids, task.cache_salt, vectors)
 
     prepared = await (constraint_turns.run(prepare) if is_constrained else asyncio.to_thread(prepare))
@@ -219,14 +220,13 @@ def _vectors(core: PrefillCore, start: prefill_pb2.PrefillStart) -> npt.NDArray[
     return embeddings_from_proto(start.embeddings, core.hidden_size, core.max_model_len)
 
 
-def _matcher(core: PrefillCore, start: prefill_pb2.PrefillStart) -> ConstraintMatcher | None:
+def _matcher(core: PrefillCore, task: PrefillTask) -> ConstraintMatcher | None:
     """The constraint's, after what was generated already."""
-    constraint = sampling_from_proto(start.sampling, default_seed=0).constraint
-    if constraint is None:
+    if task.sampling.constraint is None:
         return None
-    matcher = core.constraints.matcher(constraint)
+    matcher = core.constraints.matcher(task.sampling.constraint)
     try:
-        for token_id in start.token_ids[len(start.token_ids) - start.num_generated_tokens :]:
+        for token_id in task.token_ids[len(task.token_ids) - task.num_generated_tokens :]:
             matcher.advance(token_id)
     except ConstraintError as error:
         raise InvalidRequestError(f"`start`: {error}", Reason.PREFILL_REQUEST_INVALID) from error
