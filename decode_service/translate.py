@@ -84,13 +84,14 @@ def request_from_proto(message: AnyGenerateRequest, model: ServedModel) -> Gener
     default_max_tokens = min(model.default_max_tokens, room)
     stopping = _stopping(message.stopping, default_max_tokens, is_constrained=sampling.constraint is not None)
     stopping.check_vocabulary(model.vocab_size)
+    max_tokens = min(stopping.max_tokens, room)
     output = message.output
     request = GenerationRequest(
         request_id=_request_id(message.request_id),
         prompt_token_ids=tuple(prompt),
         sampling=sampling,
         stopping=stopping,
-        max_total_len=len(prompt) + min(stopping.max_tokens, room),
+        max_total_len=len(prompt) + max_tokens,
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
         priority=message.priority,
         cache_salt=_cache_salt(message.cache_salt),
@@ -98,7 +99,7 @@ def request_from_proto(message: AnyGenerateRequest, model: ServedModel) -> Gener
         logprobs=output.logprobs if output.HasField("logprobs") else None,
         prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
         matcher=model.constraints.matcher(sampling.constraint) if sampling.constraint is not None else None,
-        resumed=_resumed(message.resume, sampling.n, min(stopping.max_tokens, room), model),
+        resumed=_resumed(message.resume, sampling.n, max_tokens, model),
     )
     _check_logprobs(request)
     return request

@@ -111,14 +111,15 @@ class Sequence:
         Raises:
             ConstraintError: the constraint leaves nothing to draw.
         """
-        banned = banned_token_ids(self.stopping, self.eos_token_ids, self.num_generated)
+        position = self.num_generated
+        banned = (*self.banned_token_ids, *banned_token_ids(self.stopping, self.eos_token_ids, position))
         allowed = self.matcher.allowed() if self.matcher is not None else None
         return [
             SampleRow(
                 params=self.sampling,
                 index=index,
-                position=self.num_generated,
-                banned_token_ids=(*self.banned_token_ids, *banned),
+                position=position,
+                banned_token_ids=banned,
                 allowed=allowed,
                 history=self._history,
             )
