@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import structlog
 
+from prefill_service.bounds import TaskBounds
 from prefill_service.exports import ExportTable
 from prefill_service.job import Accepted, FirstToken, HandleReady, Load, PrefillJob, PrefillTask, PromptScored
 from shared.constraints.constraint import constraint_refusal
@@ -23,7 +24,6 @@ from shared.errors import (
     BatonError,
     DuplicateRequestError,
     HandleError,
-    InvalidRequestError,
     QueueFullError,
     Reason,
     UnavailableError,
@@ -32,7 +32,6 @@ from shared.kv.handle import GrpcLocation, KvHandle
 from shared.kv.pool import KvPool
 from shared.kv.transports.base import KvTransport
 from shared.kv.transports.blocks import checksum
-from shared.sampling.logprobs import MAX_LOGPROBS
 from shared.telemetry.metrics import ServiceMetrics
 from shared.text.stopping import StoppingParams
 from shared.worker.ledger import BlockLedger, Reservation
@@ -79,7 +78,9 @@ class PrefillScheduler:
         self._exports = exports
         self._transports = transports
         self._max_model_len = max_model_len
-        self._vocab_size = vocab_size
+        self._bounds = TaskBounds(
+            max_model_len, vocab_size, pool.layout.block_size, ledger.max_reservation, tuple(transports)
+        )
         self._max_num_seqs = max_num_seqs
         self._max_queue_len = max_queue_len
         self._layout = pool.layout
@@ -101,7 +102,7 @@ class PrefillScheduler:
             QueueFullError: as many tasks wait as may.
             UnavailableError: the step loop has stopped (ENGINE_FAILED).
         """
-        self._check(task)
+        self._bounds.check(task, self._ledger.num_blocks_for(len(task.token_ids)))
         if self._failure is not None:
             raise loop_stopped_error(self._failure)
         if task.request_id in self._jobs:
@@ -198,60 +199,6 @@ class PrefillScheduler:
             num_free_blocks=self._ledger.num_free,
             num_blocks=self._ledger.max_reservation,
         )
-
-    def _check(self, task: PrefillTask) -> None:
-        prompt_len, block_size = len(task.token_ids), self._layout.block_size
-        if not 0 < prompt_len < self._max_model_len:
-            raise InvalidRequestError(
-                f"the prompt has {prompt_len} tokens; needs 1 to {self._max_model_len - 1}",
-                Reason.PROMPT_TOO_LONG if prompt_len else Reason.PROMPT_EMPTY,
-                {"prompt_tokens": prompt_len, "max_model_len": self._max_model_len},
-            )
-        num_blocks = self._ledger.num_blocks_for(prompt_len)
-        if num_blocks > self._ledger.max_reservation:
-            raise InvalidRequestError(
-                f"the prompt needs {num_blocks} KV blocks; the prefill pool has {self._ledger.max_reservation}",
-                Reason.REQUEST_EXCEEDS_POOL,
-                {"needed_blocks": num_blocks, "pool_blocks": self._ledger.max_reservation},
-            )
-        if task.num_generated_tokens and (task.num_generated_tokens >= prompt_len or task.sampling.n > 1):
-            raise InvalidRequestError(
-                f"{task.num_generated_tokens} of {prompt_len} tokens are generated, of {task.sampling.n} completions; "
-                "needs a prompt before them, and one completion",
-                Reason.PREFILL_REQUEST_INVALID,
-                {"num_generated_tokens": task.num_generated_tokens, "tokens": prompt_len, "n": task.sampling.n},
-            )
-        for name, num_alternatives in (("logprobs", task.logprobs), ("prompt_logprobs", task.prompt_logprobs)):
-            if (num_alternatives or 0) > MAX_LOGPROBS:
-                raise InvalidRequestError(
-                    f"{name} is {num_alternatives}; at most {MAX_LOGPROBS} are given",
-                    Reason.PREFILL_REQUEST_INVALID,
-                    {"name": name, "value": num_alternatives, "max_logprobs": MAX_LOGPROBS},
-                )
-        if task.prompt_logprobs is not None and task.input_embeddings is not None:
-            raise InvalidRequestError(
-                "prompt_logprobs of a prompt of embeddings, which has no tokens", Reason.PREFILL_REQUEST_INVALID
-            )
-        if task.first_needed_token % block_size or not 0 <= task.first_needed_token < prompt_len:
-            raise InvalidRequestError(
-                f"first_needed_token is {task.first_needed_token}; needs a multiple of {block_size} below {prompt_len}",
-                Reason.PREFILL_REQUEST_INVALID,
-                {"first_needed_token": task.first_needed_token, "block_size": block_size},
-            )
-        biased = (token_id for token_id, _ in task.sampling.logit_bias)
-        largest_id = max((*task.token_ids, *task.banned_token_ids, *biased))
-        if largest_id >= self._vocab_size:
-            raise InvalidRequestError(
-                f"token id {largest_id} is out of range; needs 0 to {self._vocab_size - 1}",
-                Reason.TOKEN_ID_OUT_OF_RANGE,
-                {"token_id": largest_id, "vocab_size": self._vocab_size},
-            )
-        if task.transport not in self._transports:
-            raise InvalidRequestError(
-                f"transport {task.transport!r} is not offered; needs one of {sorted(self._transports)}",
-                Reason.PREFILL_REQUEST_INVALID,
-                {"transport": task.transport},
-            )
 
     def _admit(self) -> None:
         """Starts waiting tasks, the highest priority first, while there are rows and blocks."""
